@@ -1,8 +1,7 @@
-//! How far apart processors are: for placing virtual machines and their workers.
+//! Measures how far apart processors are, to place virtual machines and their workers.
 //!
-//! A call and its answer cross from one processor to the other and back. What that takes depends
-//! on caches and sockets between the two, which a virtual machine's topology often does not tell:
-//! so it is measured.
+//! A call and its answer cross from one processor to another and back. The time depends on the caches and sockets
+//! between the two, which a virtual machine's topology often does not tell, so it is measured.
 
 use std::{
     io,
@@ -12,11 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Round trips of one measurement, and measurements of a pair, of which the shortest counts.
+/// Round trips per measurement, and measurements per pair, of which the shortest counts.
 const ROUNDS: u32 = 500;
 const TRIES: u32 = 5;
-/// How often all pairs are measured, of which the longest counts. A host that moves virtual processors
-/// has two of them on one core for a moment, now these and now those: what lasts is to be known.
+/// Number of passes over all pairs, of which the longest time counts. A host that migrates vCPUs places two of them on
+/// one core for a moment, in changing pairs; only the lasting distance matters.
 const PASSES: u32 = 2;
 
 /// The processors that this thread may run on.
@@ -36,7 +35,7 @@ pub fn processors() -> io::Result<Vec<usize>> {
         .collect())
 }
 
-/// Moves this thread to a processor.
+/// Pins this thread to a processor.
 fn pin(cpu: usize) -> io::Result<()> {
     // SAFETY: as above; `cpu` is one of those that `processors` found.
     unsafe {
@@ -49,7 +48,7 @@ fn pin(cpu: usize) -> io::Result<()> {
     Ok(())
 }
 
-/// A word that has its cache lines for itself.
+/// A word with cache lines of its own.
 #[repr(align(128))]
 #[derive(Default)]
 struct Word(AtomicU32);
@@ -66,14 +65,14 @@ impl Word {
     }
 }
 
-/// How long a word takes from one processor to another and back.
+/// The time of a word's round trip between two processors.
 pub fn round_trip(one: usize, other: usize) -> io::Result<Duration> {
     let (there, back) = (Word::default(), Word::default());
     let total = ROUNDS * TRIES;
     thread::scope(|scope| {
         let echo = scope.spawn(|| {
             let pinned = pin(other);
-            // Who could not be moved answers nevertheless: somebody waits.
+            // A thread that could not be pinned answers too: the other one waits.
             for round in 1..=total {
                 there.wait_for(round);
                 back.set(round);
@@ -97,9 +96,8 @@ pub fn round_trip(one: usize, other: usize) -> io::Result<Duration> {
     })
 }
 
-/// The round trips between each two of these processors, as far as they last: a symmetric table, with
-/// zeros on its diagonal. It takes some milliseconds for each two; `progress` gets how many measurements
-/// of how many are done.
+/// The lasting round-trip times between each two of these processors: a symmetric table with zeros on its diagonal.
+/// Takes some milliseconds per pair. `progress` gets the number of completed measurements and their total.
 pub fn distances(
     cpus: &[usize],
     mut progress: impl FnMut(usize, usize) + Send,
@@ -108,7 +106,7 @@ pub fn distances(
     let all = cpus.len() * cpus.len().saturating_sub(1) / 2 * PASSES as usize;
     let mut done = 0;
     thread::scope(|scope| {
-        // In a thread of its own: that of the caller stays where it is.
+        // In a thread of its own: the caller's thread is not moved.
         let measured = scope.spawn(|| {
             for _ in 0..PASSES {
                 for one in 0..cpus.len() {
@@ -129,8 +127,8 @@ pub fn distances(
     })
 }
 
-/// `size` processors that are near each other, as places in the table: of each processor with its
-/// nearest ones, those whose farthest two are nearest.
+/// Indices of `size` processors that are near each other. For each processor, considers the group of its nearest ones;
+/// returns the group whose maximum distance is smallest.
 pub fn nearest(table: &[Vec<Duration>], size: usize) -> Vec<usize> {
     let group = |one: usize| {
         let mut others: Vec<usize> = (0..table.len()).collect();

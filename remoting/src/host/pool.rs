@@ -1,10 +1,9 @@
 //! Worker processes: one per application, started before they are needed.
 //!
-//! The pool's process owns the socket and only starts and ends workers. Each worker opens the host's
-//! driver, accepts one connection, hands the pool a copy of it, so that the next worker is started,
-//! and serves. When the other side closes the connection, the pool kills the worker, whatever runs in
-//! it. The pool keeps its copy until the process is gone: the other side sees the connection end when
-//! the worker has ended, and not before.
+//! The pool's process owns the socket, and only starts and ends workers. Each worker opens the host's driver, accepts
+//! one connection, hands the pool a copy of it so that the next worker is started, and serves. When the other side
+//! closes the connection, the pool kills the worker, whatever runs in it. The pool keeps its copy until the process is
+//! gone: the other side sees the connection end only when the worker has ended.
 //!
 //! ```text
 //!   start          Taken                    hang-up           process gone
@@ -57,32 +56,31 @@ use crate::{
     },
 };
 
-/// Descriptors that a pool needs whomever it serves: its own, connections that it has [refused
-/// lately](REFUSED), those with which folders in folders are looked through, and those with which a
-/// worker is started.
+/// Descriptors that a pool needs regardless of whom it serves: its own, connections that it has [refused
+/// lately](REFUSED), those for walking nested folders, and those for starting a worker.
 const OWN_DESCRIPTORS: u64 = 64;
-/// Descriptors for each worker: its channels, its end, and its application's connection.
+/// Descriptors for each worker: its channels, its pidfd, and its application's connection.
 const DESCRIPTORS: u64 = 4;
-/// Further ones where the device is shared: to the worker, and its process for the arbiter.
+/// Further ones where the device is shared: the socket to the worker, and the pidfd for the arbiter.
 const SHARING_DESCRIPTORS: u64 = 2;
 
 /// Refused connections that are kept open: closing with unread data resets the peer before it reads the
 /// refusal.
 const REFUSED: usize = 16;
-/// How long to wait before a worker is started that could not be.
+/// Pause before retrying to start a worker.
 const START_RETRY: Duration = Duration::from_secs(1);
 /// How long to wait after a worker has died before it served anybody.
 const DEATH_PAUSE: Duration = Duration::from_millis(100);
 /// How long no further worker is started beside one whose application comes from another worker: the driver
 /// that it would open competes with that application's return. Who connects meanwhile ends that.
 const RETURN: Duration = Duration::from_secs(5);
-/// After so many deaths in a row the pool gives up.
+/// Number of consecutive deaths after which the pool gives up.
 const MOST_DEATHS: u32 = 8;
 
 /// Why a pool ends.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The socket.
+    /// The socket cannot be opened.
     #[error(
         "cannot listen on {path}: is another pool running, is it no socket, or may this user not \
          write to its folder?"
@@ -90,40 +88,40 @@ pub enum Error {
     Listen {
         /// Its path.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// The port.
+    /// The port cannot be opened.
     #[error(
         "cannot listen on {host}: is another pool running, or is it no address of this machine?"
     )]
     Port {
-        /// Which.
+        /// The address.
         host: Host,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
-    /// A port without TLS.
+    /// A port without TLS that is not this machine's alone.
     #[error(
         "{0} is served by TLS only: name --tls-cert, --tls-key and --tls-client-ca; without TLS, by \
          --plain, an address of this machine alone (127.0.0.1, ::1) is served"
     )]
     Plain(Host),
-    /// What only a port has a use for.
+    /// An option that only applies to a port.
     #[error(
         "{0} is for --listen tcp:ADDRESS:PORT, and a socket is served without TLS: leave it out"
     )]
     ForPorts(&'static str),
-    /// A driver's library, with both APIs.
+    /// A driver's library that belongs to no served API, or to one that is not named.
     #[error(
         "it is not known which of the APIs that are served --library {0} is for: name it as \
          --library API=FILE (such as cuda=libcuda.so.1), with an API that --api has"
     )]
     Library(Library),
-    /// TLS.
+    /// TLS cannot be set up.
     #[error(transparent)]
     Tls(#[from] tls::Error),
-    /// The folder for the workers' files.
+    /// The folder for the workers' files is unusable.
     #[error("cannot keep files in {}: let this user write there, or name another by --cache", folder.display())]
     Cache {
         /// The folder.
@@ -131,7 +129,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// The socket for requests.
+    /// The socket for requests to move applications cannot be opened.
     #[error("cannot listen on {} for requests to move applications", path.display())]
     Control {
         /// Its path.
@@ -139,7 +137,7 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
-    /// Starting a worker.
+    /// A worker cannot be started.
     #[error("cannot start a worker process")]
     Start(#[source] io::Error),
     /// Workers end before they serve anybody.
@@ -147,8 +145,8 @@ pub enum Error {
     Dying(u32),
 }
 
-/// Listens and keeps `spare` workers waiting, for ever. Each is `program` with the arguments
-/// `worker` and those of `options`.
+/// Listens, and keeps `spare` workers waiting, for ever. Each worker is `program` with the argument `worker` and those
+/// of `options`.
 pub fn run(
     config: ListenConfig,
     spare: usize,
@@ -252,20 +250,20 @@ pub(super) struct Serving {
     pub phase: Phase,
     /// The worker that its application is being moved to.
     pub destination: Option<Destination>,
-    /// The worker that its application was moved from, while that has contents of its memory.
+    /// The worker from which its application was moved, while that still has contents of the application's memory.
     pub source: Option<Worker>,
-    /// Its worker has yet to answer to a move that has failed, and cannot be asked for another one.
+    /// Its worker has yet to reply to a move that has failed, and cannot be asked for another one.
     pub is_busy: bool,
-    /// Whether it is to be served elsewhere.
+    /// Set while it is to be served elsewhere.
     pub leaving: Option<Leaving>,
 }
 
-/// How far a serving worker is.
+/// The phase of a serving worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// It may still name the owner of its application.
     Speaking,
-    /// It has said all that it has to say.
+    /// It will send no further message.
     Silent,
     /// Its application has ended and it was killed.
     Ending,
@@ -279,7 +277,7 @@ pub(super) struct Pool<'a> {
     pub cache: Cache,
     pub files: Limit,
     pub groups: Option<Groups>,
-    /// Requests to move applications, and what becomes of them.
+    /// Requests to move applications, and their outcomes.
     pub moves: Moves,
     pub sweeper: Sweeper,
     pub remover: Sender<Remains>,
@@ -296,11 +294,11 @@ pub(super) struct Pool<'a> {
     pub started: u64,
     /// Workers that have died in a row before they served anybody.
     deaths: u32,
-    /// Why the last of these could not serve, which has been said.
+    /// The reason why the last of these could not serve, which has been logged.
     failure: Option<String>,
     /// Whether the machine had no resources for one more worker.
     short: bool,
-    /// Until when no worker is started, unless somebody connects.
+    /// No worker is started before this time, unless somebody connects.
     held_back: Option<Instant>,
     refusals: Refusals,
     /// Connections that were refused, the newest last.
@@ -335,8 +333,8 @@ impl Pool<'_> {
                     worker,
                     refused: None,
                 }),
-                // With workers there, or if it has worked before, the pool goes on: descriptors,
-                // processes or memory may be available again when some have ended.
+                // If there are workers, or if starting has worked before, the pool continues: descriptors, processes or
+                // memory may be available again when some have ended.
                 Err(error) if self.short || self.workers() > 0 => {
                     if !self.short {
                         crate::note!(
@@ -354,8 +352,7 @@ impl Pool<'_> {
         Ok(None)
     }
 
-    /// Waits until a worker is taken, has something to say or has ended, or its application has, and
-    /// acts on it.
+    /// Waits until a worker is taken, sends a message or ends, or its application ends, and handles the event.
     fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
         let (waiting, serving, departed) = (&self.waiting, &self.serving, &self.departed);
         let listener = self.held_back.map(|_| self.listener.socket.as_raw_fd());
@@ -370,7 +367,7 @@ impl Pool<'_> {
             Event::None => {}
             Event::Coming => self.held_back = None,
             Event::Moves => self.move_applications(),
-            // It has ended, or follows somebody else; or says what it was not asked.
+            // It has ended, follows another server, or sends something unasked.
             Event::Departed(index) => drop(self.departed.swap_remove(index)),
             Event::Ended(index) if self.serving[index].destination.is_some() => {
                 self.source_ended(index);
@@ -388,7 +385,7 @@ impl Pool<'_> {
                 }
             }
             Event::HungUp(index) => {
-                // Its end is noticed later: a driver may take its time.
+                // Its end is noticed later: a driver may take some time.
                 let serving = &mut self.serving[index];
                 serving.phase = Phase::Ending;
                 serving.worker.kill();
@@ -481,7 +478,7 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// Says why workers cannot serve anybody, once for all of them.
+    /// Logs why workers cannot serve anybody, once for all of them.
     fn tell_failure(&mut self, why: &str) {
         if self.failure.as_deref() != Some(why) {
             crate::note!("gantry-accel: {why}");
@@ -496,7 +493,7 @@ impl Pool<'_> {
         if self.deaths == MOST_DEATHS {
             return Err(Error::Dying(self.deaths));
         }
-        // The reason may pass.
+        // The reason may be temporary.
         thread::sleep(DEATH_PAUSE);
         Ok(())
     }
@@ -545,10 +542,10 @@ impl Pool<'_> {
     }
 }
 
-/// Tells somebody that there is no worker for one more.
+/// Tells a peer that it gets no further worker.
 fn refuse(connection: OwnedFd) -> OwnedFd {
     let stream = UnixStream::from(connection);
-    // About no API: what the peer calls has not been read.
+    // Names no API: what the peer calls has not been read.
     let full = Hello::answer(apis::ALL[0], Form::Full, (0, 0));
     // There is room for it: nothing was written before. One that has gone has nothing to be told.
     let _ = socket::send_hello(&stream, full, &[]);
@@ -556,7 +553,7 @@ fn refuse(connection: OwnedFd) -> OwnedFd {
     stream.into()
 }
 
-/// What limits workers, if the pool was given a control group.
+/// The limits of workers, if a control group was delegated to the pool.
 fn groups(options: &Options) -> Option<Groups> {
     let limits = Limits::new(options.heap(), options.window.saturating_mul(1 << 20));
     Groups::open(limits).unwrap_or_else(|error| {
@@ -568,7 +565,7 @@ fn groups(options: &Options) -> Option<Groups> {
     })
 }
 
-/// How many applications are served at a time: no more than there are descriptors for.
+/// Maximum number of applications served at a time, bounded by the available descriptors.
 fn bound(listener: &Listener, options: &Options, files: Limit) -> usize {
     let sharing = options.arbiter.as_ref().map_or(0, |_| SHARING_DESCRIPTORS);
     let room = files.room(OWN_DESCRIPTORS, DESCRIPTORS + sharing);
@@ -584,7 +581,7 @@ fn bound(listener: &Listener, options: &Options, files: Limit) -> usize {
     listener.most.min(room)
 }
 
-/// Makes the folder for what is compiled, and keeps it open. None if nothing is kept, which is said.
+/// Creates the folder for compiled programs, and keeps it open. None if nothing is kept; the reason is logged.
 fn keep(options: &mut Options) -> Option<OwnedFd> {
     if !confine::has_landlock() {
         return None;
@@ -606,27 +603,27 @@ fn keep(options: &mut Options) -> Option<OwnedFd> {
     }
 }
 
-/// What has happened to a worker.
+/// An event of a worker.
 enum Event {
-    /// This one, which waited, is taken, asks for something or has ended.
+    /// This waiting worker is taken, asks for something or has ended.
     Waiting(usize),
-    /// This one, which served, has ended.
+    /// This serving worker has ended.
     Ended(usize),
-    /// The application of this one has closed its connection.
+    /// The application of this worker has closed its connection.
     HungUp(usize),
-    /// This one, which serves, has sent a message or closed its channel.
+    /// This serving worker has sent a message or closed its channel.
     Message(usize),
     /// This application, which has left, leaves for good.
     Departed(usize),
-    /// None, but somebody wants applications moved, or one has been.
+    /// Somebody wants applications moved, or a move is over.
     Moves,
-    /// Somebody has connected.
+    /// A connection has arrived.
     Coming,
-    /// The time is over, or a signal has come.
+    /// Timeout, or a signal.
     None,
 }
 
-/// Waits for the first event, for some time if that is bounded.
+/// Waits for the first event, at most for the patience if there is one.
 fn first_event(
     moves: &Moves,
     waiting: &[Waiting],
