@@ -1,4 +1,5 @@
-//! The vCPU that makes an access, for devices that act for the process which it executes.
+//! The vCPU that makes an access, for devices that act on behalf of the process that the vCPU
+//! executes.
 
 use std::{io, os::fd::BorrowedFd};
 
@@ -14,7 +15,7 @@ const SYSCALL_MASK: u32 = 0xc000_0084;
 /// GS base of the kernel, as long as the vCPU is in ring 3.
 const KERNEL_GS_BASE: u32 = 0xc000_0102;
 
-/// The vCPU of the thread on which it is asked.
+/// The vCPU of the calling thread.
 pub struct Calling;
 
 fn current() -> io::Result<CurrentVcpu> {

@@ -1,8 +1,10 @@
-//! Who may use the other hardware threads of a core while a vCPU runs on one of them.
+//! Core scheduling: which threads may use the other hardware threads of a core while a vCPU runs on
+//! one of them.
 //!
-//! Linux lets threads share a core only if they have the same *cookie* (Documentation/
-//! admin-guide/hw-vuln/core-scheduling.rst). A thread starts with its creator's. So the control
-//! thread takes a new one before it starts those that are to be among themselves.
+//! Linux lets threads share a core only if they have the same *cookie*
+//! (Documentation/admin-guide/hw-vuln/core-scheduling.rst). A thread inherits its creator's cookie.
+//! So the control thread takes a new one before it starts threads that are to share cores only with
+//! each other.
 
 use std::{io, sync::Once};
 
@@ -29,8 +31,8 @@ pub fn before_vcpu(mode: CoreScheduling) {
     }
 }
 
-/// Gives the calling thread a cookie that no other has. A host that does without goes on: then it
-/// is up to its administrator who shares cores (SMT can be off, or CPUs dedicated).
+/// Gives the calling thread a unique cookie. On a host without core scheduling this has no effect:
+/// its administrator then controls who shares cores (by turning SMT off or dedicating CPUs).
 fn take_cookie() {
     // SAFETY: a call without pointers; process 0 is the calling thread.
     let result = unsafe {
@@ -46,7 +48,7 @@ fn take_cookie() {
         return;
     }
     let error = io::Error::last_os_error();
-    // It stays the same for all vCPUs and after a reboot.
+    // The result is the same for all vCPUs and after a reboot.
     SAID.call_once(|| match error.raw_os_error() {
         Some(libc::ENODEV) => log::debug!("cores have one thread: nobody shares them"),
         Some(libc::EINVAL) => {

@@ -1,9 +1,9 @@
-//! Virtual processors: one thread each, and what the rest of the machine asks of them.
+//! Virtual processors: one thread each, and the operations that the rest of the machine needs.
 //!
-//! - [`core_scheduling`]: who shares physical cores.
+//! - [`core_scheduling`]: which threads share physical cores.
 //! - [`thread`]: the loop around `KVM_RUN`.
-//! - [`calling`]: the one that a device is just accessed by.
-//! - [`throttle`]: takes time away from all of them.
+//! - [`calling`]: the vCPU that is currently accessing a device.
+//! - [`throttle`]: throttling of all vCPUs.
 //! - [`set`]: all vCPUs of a machine: start, pause, save, plug and unplug.
 
 pub mod calling;

@@ -14,14 +14,14 @@ use super::{
 };
 use crate::{config::CoreScheduling, machine::buses::Buses};
 
-/// A time-stamp counter that is near no guest's: KVM would not set one that is near to what the vCPU had before
-/// ([`Vcpu::set_tsc`]).
+/// A time-stamp counter value that is far from any guest's: KVM ignores a new value that is close to the vCPU's
+/// previous one ([`Vcpu::set_tsc`]).
 const NOBODYS_TSC: u64 = 1 << 62;
 
 /// vCPUs could not be started, stopped or saved.
 #[derive(Debug, thiserror::Error)]
 pub enum CpusError {
-    /// The CPUID leaves could not be made.
+    /// The CPUID leaves could not be computed.
     #[error("cannot make up the CPUID of vCPU {vcpu}")]
     Cpuid {
         /// The vCPU.
@@ -29,7 +29,7 @@ pub enum CpusError {
         /// Why.
         source: CpuidError,
     },
-    /// KVM refused something.
+    /// A KVM operation failed.
     #[error("cannot set up vCPU {vcpu}")]
     Kvm {
         /// The vCPU.
@@ -37,7 +37,7 @@ pub enum CpusError {
         /// Why.
         source: hypervisor::Error,
     },
-    /// No thread.
+    /// The thread could not be started.
     #[error("cannot start the thread of vCPU {vcpu}")]
     Thread {
         /// The vCPU.
@@ -45,18 +45,18 @@ pub enum CpusError {
         /// Why.
         source: io::Error,
     },
-    /// The vCPU's thread is gone or runs the guest.
+    /// The vCPU's thread has ended or is running the guest.
     #[error("vCPU {vcpu} does not answer")]
     Unresponsive {
         /// The vCPU.
         vcpu: u32,
     },
-    /// A saved vCPU does not fit the machine.
+    /// The snapshot has a vCPU that the machine cannot have.
     #[error("the snapshot has a vCPU {vcpu}, the machine has at most {max}")]
     TooMany {
         /// The vCPU.
         vcpu: u32,
-        /// How many the machine can have.
+        /// Maximum number of vCPUs of the machine.
         max: u32,
     },
     /// The saved guest has seen features that this host lacks.
@@ -79,17 +79,17 @@ pub struct SavedCpu {
 /// General and control registers.
 pub type Registers = (kvm_regs, kvm_sregs);
 
-/// What all vCPUs have in common.
+/// Settings that all vCPUs share.
 pub struct CpuSetup {
-    /// What KVM can offer to a guest.
+    /// CPUID leaves that KVM supports.
     pub supported_cpuid: Vec<kvm_cpuid_entry2>,
-    /// What the guest is offered.
+    /// The CPUID configuration of the guest.
     pub cpuid: arch::cpuid::Config,
-    /// Host processors for each vCPU; missing ones run anywhere.
+    /// Host CPUs for each vCPU; a vCPU without an entry may run anywhere.
     pub affinity: BTreeMap<u32, Vec<usize>>,
-    /// Who shares physical cores with whom.
+    /// Which vCPUs may share physical cores.
     pub core_scheduling: CoreScheduling,
-    /// Who hears of a vCPU that cannot go on.
+    /// Receives reports of vCPUs that cannot continue.
     pub report: ReportCpuEvent,
     /// Starts the threads.
     pub spawner: Arc<dyn ThreadSpawner>,
@@ -104,11 +104,11 @@ pub struct Cpus {
     running: bool,
     throttle: Option<Throttle>,
     threads: BTreeMap<u32, VcpuThread>,
-    /// Made before the state comes that they get.
+    /// Created before the states that they will get have arrived.
     expected: BTreeMap<u32, VcpuThread>,
-    /// Of all vCPUs that were ever made.
+    /// Statistics of all vCPUs that were ever created.
     stats: BTreeMap<u32, VcpuStats>,
-    /// Unplugged: KVM cannot remove a vCPU from a VM, so it waits here for another plug.
+    /// Unplugged vCPUs: KVM cannot remove a vCPU from a VM, so they are kept for another plug.
     spares: BTreeMap<u32, Vcpu>,
 }
 
@@ -138,23 +138,23 @@ impl Cpus {
         })
     }
 
-    /// How many there are.
+    /// Number of vCPUs.
     pub fn count(&self) -> u32 {
         // At most 255.
         self.threads.len() as u32
     }
 
-    /// How many there can be.
+    /// Maximum number of vCPUs.
     pub fn max(&self) -> u32 {
         self.setup.cpuid.topology.vcpus()
     }
 
-    /// Whether there is a vCPU of that number.
+    /// Whether there is a vCPU with this number.
     pub fn is_present(&self, vcpu: u32) -> bool {
         self.threads.contains_key(&vcpu)
     }
 
-    /// Adds the vCPUs 0 to `count` for a boot; the first starts at `entry`, paused.
+    /// Adds vCPUs 0 to `count` (exclusive) for a boot, paused; the first one starts at `entry`.
     pub fn boot(&mut self, count: u32, entry: &EntryPoint) -> Result<(), CpusError> {
         for index in 0..count {
             let vcpu = self.create(index)?;
@@ -188,7 +188,7 @@ impl Cpus {
         Ok(())
     }
 
-    /// Takes a vCPU away that the guest has given up.
+    /// Removes a vCPU that the guest has given up.
     pub fn unplug(&mut self, index: u32) {
         if let Some(vcpu) = self.threads.remove(&index).and_then(VcpuThread::stop) {
             self.spares.insert(index, vcpu);
@@ -201,8 +201,8 @@ impl Cpus {
         self.threads.values().for_each(VcpuThread::resume);
     }
 
-    /// Waits until all vCPUs that were told to run have left their parking place. It takes as long
-    /// as the host needs to wake a thread.
+    /// Waits until all vCPUs that were told to run have left their parking loop. This takes as long as the host needs
+    /// to wake a thread.
     pub fn wait_running(&self) -> Result<(), CpusError> {
         /// A thread that is not woken by then never will be.
         const PATIENCE: Duration = Duration::from_secs(5);
@@ -214,7 +214,7 @@ impl Cpus {
         Ok(())
     }
 
-    /// Takes so many percent of their time away from the vCPUs that there are; 0: none.
+    /// Throttles all current vCPUs by this percentage of their time; 0 disables throttling.
     pub fn throttle(&mut self, percent: u8) -> io::Result<()> {
         match &self.throttle {
             _ if percent == 0 => self.throttle = None,
@@ -228,7 +228,7 @@ impl Cpus {
         Ok(())
     }
 
-    /// Gets all vCPUs out of the guest, and tells the guest that it was paused.
+    /// Makes all vCPUs leave the guest, and tells the guest that it was paused.
     pub fn pause(&mut self) {
         self.running = false;
         // All of them first, so that they leave at the same time.
@@ -239,7 +239,7 @@ impl Cpus {
         }
     }
 
-    /// Lets vCPUs that a device has frozen go on, and tells the guest that it was paused.
+    /// Resumes vCPUs that a device has frozen, and tells the guest that it was paused.
     pub fn thaw(&self) {
         for thread in self.threads.values() {
             thread.wait_parked();
@@ -259,7 +259,7 @@ impl Cpus {
         result.map(|_| ())
     }
 
-    /// The state of all vCPUs, paused.
+    /// The states of all vCPUs, which must be paused.
     pub fn save(&self) -> Result<Vec<SavedCpu>, CpusError> {
         let msrs = Arc::new(self.msrs.clone());
         let states = self.for_each(move |vcpu| vcpu.save(&msrs))?;
@@ -269,8 +269,7 @@ impl Cpus {
             .collect())
     }
 
-    /// What another host has to have for these vCPUs. One of them leaves the guest for a moment if
-    /// they run.
+    /// The CPU requirements of these vCPUs on another host. If they run, one of them leaves the guest for a moment.
     pub fn needs(&self) -> Result<CpuNeeds, CpusError> {
         let Some((&vcpu, thread)) = self.threads.first_key_value() else {
             return Ok(CpuNeeds::default());
@@ -286,8 +285,8 @@ impl Cpus {
         needs.map_err(|source| CpusError::Kvm { vcpu, source })
     }
 
-    /// Makes so many vCPUs for states that are on their way ([`Cpus::restore`]): to make them takes longer than to
-    /// give them a state.
+    /// Creates `count` vCPUs for states that have not arrived yet ([`Cpus::restore`]): creating them takes longer than
+    /// setting their states.
     pub fn expect(&mut self, count: u32) -> Result<(), CpusError> {
         for index in 0..count.min(self.max()) {
             let vcpu = self.create(index)?;
@@ -322,7 +321,7 @@ impl Cpus {
                 let missing = arch::cpuid::missing(&state.cpuid, &supported, &given);
                 if missing.is_empty() {
                     vcpu.restore(&state)?;
-                    // Its time may have stood still, or have jumped.
+                    // Its time may have stopped or jumped.
                     vcpu.tell_paused();
                 }
                 Ok(missing)
@@ -341,10 +340,10 @@ impl Cpus {
                 });
             }
         }
-        // Those that the guest had given up.
+        // vCPUs that the guest had given up.
         for (index, thread) in mem::take(&mut self.expected) {
             if let Some(vcpu) = thread.stop() {
-                // As those of the others, should it be plugged in again.
+                // Like those of the other vCPUs, in case it is plugged in again.
                 vcpu.set_tsc(0).map_err(|source| CpusError::Kvm {
                     vcpu: index,
                     source,
@@ -355,7 +354,7 @@ impl Cpus {
         Ok(())
     }
 
-    /// General and control registers of every vCPU, paused.
+    /// General and control registers of every vCPU; all must be paused.
     pub fn registers(&self) -> Result<Vec<(u32, Registers)>, CpusError> {
         self.for_each(|vcpu| Ok((vcpu.regs()?, vcpu.sregs()?)))
     }
@@ -378,8 +377,8 @@ impl Cpus {
             .collect()
     }
 
-    /// A vCPU as it is after power-on: the first would start at the reset vector, the others
-    /// wait for a start-up interrupt.
+    /// Creates a vCPU in its power-on state: the first one would start at the reset vector, the others wait for a
+    /// start-up interrupt.
     fn create(&self, index: u32) -> Result<Vcpu, CpusError> {
         let kvm = |source| CpusError::Kvm {
             vcpu: index,
@@ -408,7 +407,7 @@ impl Cpus {
         Ok(vcpu)
     }
 
-    /// What KVM counts of each vCPU.
+    /// KVM's statistics of each vCPU.
     pub fn counters(&self) -> impl Iterator<Item = (u32, Vec<(&'static str, u64)>)> {
         let stats = self.stats.iter();
         stats.map(|(index, stats)| (*index, stats.read()))
@@ -442,7 +441,7 @@ impl Cpus {
 
 impl Drop for Cpus {
     fn drop(&mut self) {
-        // Devices and memory go away after this.
+        // Devices and memory are dropped after this.
         let expected = mem::take(&mut self.expected).into_values();
         for thread in mem::take(&mut self.threads).into_values().chain(expected) {
             thread.stop();

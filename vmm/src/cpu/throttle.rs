@@ -1,10 +1,10 @@
-//! Takes time away from all vCPUs, so that a guest writes less while it moves.
+//! Throttles all vCPUs, so that a guest writes less memory while it is migrated.
 //!
 //! ```text
 //!   guest: run 10 ms, nap, run 10 ms, nap ...      nap = 10 ms * percent / (100 - percent)
 //! ```
 //!
-//! A vCPU that is to be stopped does not sleep on.
+//! A vCPU that is to be stopped does not finish its nap first.
 
 use std::{
     io,
@@ -23,18 +23,18 @@ use super::thread::Napper;
 /// How long a vCPU runs between two naps.
 const RUN: Duration = Duration::from_millis(10);
 
-/// Most that is taken away, in percent.
+/// Maximum throttling in percent.
 const MOST: u8 = 99;
 
-/// A thread that sends vCPUs to sleep, until this is dropped.
+/// A thread that makes vCPUs nap, until this is dropped.
 pub struct Throttle {
     percent: Arc<AtomicU8>,
-    /// Its end is the thread's.
+    /// Dropping it ends the thread.
     _alive: mpsc::Sender<()>,
 }
 
 impl Throttle {
-    /// Begins.
+    /// Starts throttling.
     pub fn start(percent: u8, vcpus: Vec<Napper>, spawner: &dyn ThreadSpawner) -> io::Result<Self> {
         let shared = Arc::new(AtomicU8::new(percent));
         let of_thread = Arc::clone(&shared);
@@ -50,7 +50,7 @@ impl Throttle {
                 }
             }
         };
-        // Dropping the handle leaves the thread to itself: it ends when `alive` does.
+        // Dropping the handle detaches the thread; it ends when `alive` is dropped.
         drop(spawner.spawn(ThreadRole::Migration, "_throttle", Box::new(body))?);
         Ok(Self {
             percent: shared,
@@ -58,7 +58,7 @@ impl Throttle {
         })
     }
 
-    /// Takes more or less away.
+    /// Changes the throttling.
     pub fn set(&self, percent: u8) {
         self.percent.store(percent, Ordering::Relaxed);
     }

@@ -1,4 +1,4 @@
-//! Memory at guest-physical addresses that is not RAM, for devices that ask for it.
+//! Guest-physical memory other than RAM, for devices that need it.
 
 use std::{
     io,
@@ -11,7 +11,7 @@ use hypervisor::{DirtyLog, MemorySlot, SlotId, Vm};
 use vm_allocator::{AddressAllocator, AllocPolicy, RangeInclusive};
 use vm_memory::GuestAddress;
 
-/// A window of guest-physical addresses from which devices get space for memory of their own.
+/// A window of guest-physical addresses from which devices allocate space for their own memory.
 pub struct ExtraMemory {
     vm: Arc<Vm>,
     window: Arc<Mutex<AddressAllocator>>,
@@ -25,7 +25,7 @@ struct Placed {
 }
 
 impl ExtraMemory {
-    /// Hands out addresses from `start`, `len` bytes of them.
+    /// Allocates addresses from the `len` bytes at `start`.
     pub fn new(vm: Arc<Vm>, start: u64, len: u64) -> io::Result<Self> {
         let window = AddressAllocator::new(start, len).map_err(io::Error::other)?;
         Ok(Self {
@@ -73,8 +73,8 @@ impl AddressSpace for ExtraMemory {
     }
 }
 
-/// Memory at the addresses that the guest gives the BARs of physical devices. PCI segments keep
-/// BARs within their windows and apart.
+/// Memory at the addresses that the guest assigns to the BARs of physical devices. PCI segments keep BARs within their
+/// windows and apart from each other.
 pub struct ExactMemory(Arc<Vm>);
 
 impl ExactMemory {
@@ -126,7 +126,7 @@ impl Mapping for Exact {
     }
 }
 
-/// KVM's log of a slot.
+/// KVM's dirty log of a slot.
 struct Writes(DirtyLog);
 
 impl GuestWrites for Writes {
@@ -147,8 +147,8 @@ impl Drop for Exact {
     }
 }
 
-/// Tells of memory that the guest still reaches, because the kernel had no memory to take it away: the device that
-/// it belongs to does not know, and from now on the guest sees whatever comes to its place in this process.
+/// Logs that memory is still mapped into the guest because the kernel had no memory to unmap it. Its device does not
+/// know, and from now on the guest sees whatever this process maps at that place.
 fn stays(guest: GuestAddress, error: &hypervisor::Error) {
     log::error!("memory at {:#x} stays mapped: {error}", guest.0);
 }

@@ -15,33 +15,33 @@ use base::memfd::{self, Pages};
 /// addresses of RAM regions are multiples of it too.
 const ALIGNMENT: usize = 2 << 20;
 
-/// Bytes below every mapping that nobody can access. The kernel places what is mapped next right
-/// below: a thread's stack of 2 MiB would begin and end at multiples of them, and be a huge page as
-/// soon as it is touched, where transparent huge pages are always on (and Linux is older than 6.7).
+/// Inaccessible bytes below every mapping. The kernel places the next mapping right below: a thread's 2 MiB stack would
+/// then start and end at multiples of 2 MiB, and become a huge page as soon as it is touched, where transparent huge
+/// pages are always on (and Linux is older than 6.7).
 const GUARD: usize = 64 << 10;
 
-/// Where a region's memory comes from.
+/// How a region's memory is allocated.
 #[derive(Clone, Debug, Default)]
 pub struct Backing {
-    /// Other processes can map it: a memfd or the file itself, instead of private memory.
+    /// Other processes can map it: uses a memfd or the file itself, instead of private memory.
     pub shared: bool,
-    /// Size of the huge pages to take, in bytes; `Some(0)` for the host's default size.
+    /// Size of the huge pages to use, in bytes; `Some(0)` for the host's default size.
     pub hugepages: Option<u64>,
     /// A file, or a directory for an unnamed file (hugetlbfs, tmpfs).
     pub file: Option<PathBuf>,
-    /// Let the kernel use transparent huge pages.
+    /// The kernel may use transparent huge pages.
     pub transparent_hugepages: bool,
-    /// Let the kernel merge equal pages (KSM).
+    /// The kernel may merge identical pages (KSM).
     pub mergeable: bool,
-    /// Touch every page now.
+    /// Touches every page immediately.
     pub prefault: bool,
-    /// Count the memory against the host's commit limit (swap space).
+    /// Counts the memory against the host's commit limit (swap space).
     pub reserve: bool,
-    /// Take the memory from this NUMA node of the host.
+    /// Allocates the memory from this NUMA node of the host.
     pub host_numa_node: Option<u32>,
 }
 
-/// Memory could not be had.
+/// Memory could not be allocated.
 #[derive(Debug, thiserror::Error)]
 pub enum MappingError {
     /// The backing file failed.
@@ -52,7 +52,7 @@ pub enum MappingError {
         /// Why.
         source: io::Error,
     },
-    /// No memory file.
+    /// A memfd could not be created.
     #[error("cannot create a memory file of {len} bytes")]
     Memfd {
         /// Wanted length in bytes.
@@ -60,17 +60,17 @@ pub enum MappingError {
         /// Why.
         source: io::Error,
     },
-    /// No memory.
+    /// The memory could not be mapped.
     #[error("cannot map {len} bytes of memory{}", hugepage_hint(.hugepages))]
     Map {
         /// Wanted length in bytes.
         len: u64,
-        /// Whether huge pages were asked for.
+        /// Whether huge pages were requested.
         hugepages: bool,
         /// Why.
         source: io::Error,
     },
-    /// The size does not fit the pages.
+    /// The size is not a multiple of the page size.
     #[error("{len} bytes of guest memory are not a multiple of the page size {page}")]
     Unaligned {
         /// Wanted length in bytes.
@@ -78,7 +78,7 @@ pub enum MappingError {
         /// Page size in bytes.
         page: u64,
     },
-    /// The NUMA node is not there.
+    /// The NUMA node does not exist.
     #[error("cannot take guest memory from the host's NUMA node {node}")]
     Numa {
         /// The host's node.
@@ -86,7 +86,7 @@ pub enum MappingError {
         /// Why.
         source: io::Error,
     },
-    /// A file that somebody else has made is not what memory can be made of.
+    /// A file from another process is not suitable as guest memory.
     #[error("the file that came for {len} bytes of guest memory {reason}")]
     Given {
         /// Wanted length in bytes.
@@ -123,8 +123,8 @@ pub struct Mapping {
     shared: bool,
 }
 
-// SAFETY: a mapping is plain memory that belongs to this value; what is in it is only accessed
-// through volatile or atomic accesses of crate vm-memory.
+// SAFETY: a mapping is plain memory that belongs to this value; its contents are only accessed through volatile or
+// atomic accesses of crate vm-memory.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` gives out only numbers.
 unsafe impl Sync for Mapping {}
@@ -138,8 +138,8 @@ impl Mapping {
         })
     }
 
-    /// Maps `len` bytes of a file from `offset` that another process has made and uses as the same
-    /// memory. The file may be anything.
+    /// Maps `len` bytes at `offset` of a file that another process created and uses as the same memory. The file is
+    /// untrusted.
     pub fn given(
         len: u64,
         backing: &Backing,
@@ -230,7 +230,7 @@ impl Mapping {
         self.page
     }
 
-    /// Where in its file the memory begins, in bytes.
+    /// Offset of the memory in its file, in bytes.
     pub fn offset(&self) -> u64 {
         self.offset
     }
@@ -240,12 +240,12 @@ impl Mapping {
         self.file.as_ref()
     }
 
-    /// Whether who maps its file sees the same memory.
+    /// Whether other processes that map its file see the same memory.
     pub fn is_shared(&self) -> bool {
         self.shared && self.file.is_some()
     }
 
-    /// Hints only: a kernel without the feature goes without.
+    /// Gives hints to the kernel; they have no effect if it lacks the feature.
     fn advise(&self, backing: &Backing) {
         let mut advice = vec![(libc::MADV_DONTDUMP, "leave guest memory out of core dumps")];
         if backing.transparent_hugepages && backing.hugepages.is_none() {
@@ -313,8 +313,7 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         let guard = self.address.as_ptr().wrapping_sub(GUARD);
-        // SAFETY: both were mapped by `new` and are owned by this value; nobody has an address in
-        // the guard.
+        // SAFETY: both were mapped by `new` and are owned by this value; nothing refers to addresses in the guard.
         unsafe {
             libc::munmap(guard.cast(), GUARD);
             libc::munmap(self.address.as_ptr().cast(), self.len);
@@ -322,8 +321,8 @@ impl Drop for Mapping {
     }
 }
 
-/// Maps `size` bytes at a multiple of `align`, by cutting them out of a larger reservation, of which
-/// [`GUARD`] bytes below them are kept.
+/// Maps `size` bytes at a multiple of `align`, by cutting them out of a larger reservation. [`GUARD`] bytes below them
+/// are kept.
 fn map_aligned(
     size: usize,
     align: usize,
@@ -368,8 +367,8 @@ fn map_aligned(
     NonNull::new(mapped as *mut u8).ok_or_else(out_of_space)
 }
 
-/// The file behind the memory, `len` bytes long at least: none for private memory without huge
-/// pages or a path.
+/// Opens the file that backs the memory, at least `len` bytes long; `None` for private memory without huge pages or a
+/// path.
 fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
     if let Some(path) = &backing.file {
         let failed = |source| MappingError::File {
@@ -397,14 +396,14 @@ fn open(len: u64, backing: &Backing) -> Result<Option<File>, MappingError> {
         Some(0) => Pages::Huge,
         Some(size) => Pages::HugeOf(size),
     };
-    // Whoever is given the file, to serve a device, must not be able to take memory away that
-    // Gantry and the guest would then die of.
+    // A process that gets the file, to serve a device, must not be able to shrink it: accessing the missing memory
+    // would kill Gantry and the guest.
     memfd::sealed_of(c"guest-ram", len, pages)
         .map(Some)
         .map_err(|source| MappingError::Memfd { len, source })
 }
 
-/// Refuses a file of which the memory could be taken away later, and one that is too short.
+/// Rejects a file whose memory could be taken away later, and one that is too short.
 fn check_given(file: &File, len: u64, end: u64, backing: &Backing) -> Result<(), MappingError> {
     let given = |reason| Err(MappingError::Given { len, reason });
     if !backing.shared {
@@ -418,7 +417,7 @@ fn check_given(file: &File, len: u64, end: u64, backing: &Backing) -> Result<(),
     }
     // SAFETY: asks for flags of a descriptor that is open.
     let seals = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) };
-    // A file that has a name has no seals: whoever configures one trusts all who can write it.
+    // A named file has no seals: whoever configures one trusts everyone who can write it.
     if backing.file.is_none() && (seals < 0 || seals & libc::F_SEAL_SHRINK == 0) {
         return given("can be shortened while it is in use: it is not sealed");
     }

@@ -1,6 +1,6 @@
-//! Guest memory: where it comes from and where the guest sees it.
+//! Guest memory: how it is allocated, and where the guest sees it.
 //!
-//! - [`mapping`]: memory of the host, with the options of `--memory`.
+//! - [`mapping`]: host memory, with the options of `--memory`.
 //! - [`ram`]: the guest's RAM, a set of mappings in KVM's memory slots.
 //! - [`extra`]: other memory at guest-physical addresses (persistent memory, BARs).
 

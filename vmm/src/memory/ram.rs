@@ -18,49 +18,49 @@ use vm_memory::{
 
 use super::{Backing, Mapping, MappingError};
 
-/// What a region of RAM is to the guest.
+/// The role of a region of RAM in the guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum RegionKind {
     /// In the memory map at boot.
     Boot,
     /// Plugged while running, announced by ACPI.
     Hotplugged,
-    /// Managed by a virtio-mem device, which says how much of it is plugged.
+    /// Managed by a virtio-mem device, which controls how much of it is plugged.
     VirtioMem,
 }
 
-/// A contiguous range of guest-physical addresses with memory behind it.
+/// A contiguous range of guest-physical addresses that is backed by memory.
 #[derive(Debug)]
 pub struct Region {
     /// Name of the memory zone it belongs to.
     pub zone: String,
-    /// What it is to the guest.
+    /// Its role in the guest.
     pub kind: RegionKind,
     /// Guest-physical address, a multiple of 2 MiB except for the first.
     pub guest: u64,
     /// The memory.
     pub mapping: Arc<Mapping>,
-    /// Where the guest sees it.
+    /// Its memory slot in KVM.
     pub slot: SlotId,
 }
 
-/// Memory of a region that another process has made.
+/// Memory of a region that another process created.
 #[derive(Debug)]
 pub struct GivenMemory {
     /// Guest-physical address.
     pub guest: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
     /// The file.
     pub file: File,
-    /// Where in the file it begins, in bytes.
+    /// Offset in the file at which it begins, in bytes.
     pub offset: u64,
 }
 
-/// RAM could not be given to the guest.
+/// RAM could not be added to the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum RamError {
-    /// The host has no such memory.
+    /// The host could not provide the memory.
     #[error("cannot get memory for the guest")]
     Mapping(#[from] MappingError),
     /// KVM refused the memory.
@@ -71,7 +71,7 @@ pub enum RamError {
         /// Why.
         source: hypervisor::Error,
     },
-    /// Another process has other memory.
+    /// The files from another process do not match the regions.
     #[error("no file came for the {len} bytes of memory at {guest:#x}, or more than was needed")]
     NotGiven {
         /// Guest-physical address.
@@ -79,7 +79,7 @@ pub enum RamError {
         /// Length in bytes.
         len: u64,
     },
-    /// The range is taken or wraps around.
+    /// The range overlaps another one or wraps around.
     #[error("{len} bytes at {guest:#x} do not fit between the guest's other memory")]
     Overlap {
         /// Guest-physical address.
@@ -97,9 +97,9 @@ pub struct Ram {
     vm: Arc<Vm>,
     memory: GuestMemory,
     regions: Vec<Region>,
-    /// Memory that the guest no longer has: a device may still be using the old map.
+    /// Memory that the guest no longer has, kept because a device may still be using the old map.
     withdrawn: Vec<Arc<Mapping>>,
-    /// What the next regions are made of, instead of memory of their own.
+    /// Memory for the next regions, in place of newly allocated memory.
     given: Option<VecDeque<GivenMemory>>,
 }
 
@@ -115,13 +115,14 @@ impl Ram {
         }
     }
 
-    /// The next regions are those that another process has made, in this order, until
+    /// Uses this memory from another process for the next regions, in this order, until
     /// [`Ram::all_given`].
     pub fn give(&mut self, memory: Vec<GivenMemory>) {
         self.given = Some(memory.into());
     }
 
-    /// All regions are there. Others that are added later have memory of their own.
+    /// Checks that all given memory was used. Regions that are added later have memory of their
+    /// own.
     pub fn all_given(&mut self) -> Result<(), RamError> {
         match self.given.take().and_then(|mut given| given.pop_front()) {
             None => Ok(()),
@@ -129,7 +130,7 @@ impl Ram {
         }
     }
 
-    /// Memory for a region that is about to be added.
+    /// Maps memory for a region that is about to be added.
     fn map_memory(
         &mut self,
         zone: &str,
@@ -148,7 +149,7 @@ impl Ram {
         }
     }
 
-    /// The memory as devices see it.
+    /// The memory map that devices use.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
@@ -158,7 +159,7 @@ impl Ram {
         &self.regions
     }
 
-    /// Bytes of RAM at boot and plugged by ACPI since.
+    /// Size of RAM in bytes, at boot and hot-plugged by ACPI.
     pub fn size(&self) -> u64 {
         self.regions
             .iter()
@@ -167,8 +168,8 @@ impl Ram {
             .sum()
     }
 
-    /// Where the next region of a zone starts in the zone's file: behind those before it. A
-    /// directory gives every region a file of its own.
+    /// Offset of a zone's next region in the zone's file: after the regions before it. In a
+    /// directory, each region has a file of its own.
     fn file_offset(&self, zone: &str, backing: &Backing) -> u64 {
         if backing.file.as_ref().is_none_or(|path| path.is_dir()) {
             return 0;
@@ -235,7 +236,7 @@ impl Ram {
         Ok(())
     }
 
-    /// Takes back what was added last, before the guest has heard of it.
+    /// Removes the region that was added last, before the guest has been told about it.
     pub fn withdraw_last(&mut self) {
         let Some(region) = self.regions.pop() else {
             return;
