@@ -1,27 +1,26 @@
 //! How long an application stays away between two batches.
 //!
-//! One that waits for its results has nothing with the device for a moment at the end of each batch.
-//! Whoever takes the device from it then gives it to others for a whole turn: "deceptive idleness",
-//! as Iyer and Druschel named it for disks (Anticipatory scheduling, SOSP 2001). What is learnt here
-//! tells how long it pays to wait: the recent pauses, and the time of the device between them. A
-//! percentile of them is expected, not the mean, so that most pauses end in time; one that does not
-//! costs the application its trust, until it has been back in time for some pauses.
+//! An application that waits for its results has no work on the device for a moment at the end of each batch. Whoever
+//! takes the device from it then gives it to others for a whole turn: "deceptive idleness", as Iyer and Druschel named
+//! it for disks (Anticipatory scheduling, SOSP 2001). The recent pauses, and the device time between them, tell how
+//! long waiting pays off. A percentile of the pauses is expected, not their mean, so that most pauses end in time. A
+//! pause that does not costs the application its trust, until it has returned in time for some pauses.
 //!
-//! It is told what happens and when, and looks at no clock.
+//! The caller tells it what happens and when; it reads no clock.
 
 use std::time::Duration;
 
 use super::Moment;
 
-/// Pauses that are remembered.
+/// Number of pauses that are remembered.
 const RECENT: usize = 16;
-/// A gap that is shorter is none: within a batch the next command may be on its way.
+/// A shorter gap is no pause: within a batch the next command may be on its way.
 const SHORTEST: Duration = Duration::from_micros(20);
-/// No arbiter waits for longer pauses: the device is given back without asking.
+/// No arbiter waits for longer pauses: the device is returned without asking.
 pub const LONGEST: Duration = Duration::from_millis(200);
 /// What a pause may take longer than those that are remembered: a quarter, and the system's wake-ups.
 const MARGIN: Duration = Duration::from_micros(100);
-/// Who has stayed away for longer than expected is trusted after so many pauses in time.
+/// An application that has stayed away for longer than expected is trusted again after this many pauses in time.
 const EARNS: u8 = 3;
 
 /// When an application is expected back that has just finished a batch.

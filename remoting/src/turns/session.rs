@@ -1,4 +1,4 @@
-//! A connection with an arbiter, and the two pages that come with it.
+//! A connection with an arbiter, and the two pages that belong to it.
 
 use std::{
     fs::File,
@@ -17,10 +17,9 @@ use super::{
     page::{Account, Grant, Page},
 };
 
-/// How long to wait after an arbiter that hangs up, before another one is asked for: one that is just
-/// ending does so once.
+/// Pause after an arbiter has hung up, before another one is asked for. One that is just ending hangs up once.
 const AGAIN: Duration = Duration::from_millis(100);
-/// And after one that goes on like that.
+/// Pause if arbiters keep hanging up.
 const MUCH_LATER: Duration = Duration::from_secs(1);
 
 /// A connection with an arbiter.
@@ -38,10 +37,10 @@ pub enum NoSession {
     /// The arbiter is of another build.
     #[error(transparent)]
     Other(#[from] OtherArbiter),
-    /// It says nothing.
+    /// The arbiter keeps hanging up without a message.
     #[error(transparent)]
     HungUp(#[from] HangsUp),
-    /// The system.
+    /// The system refuses something.
     #[error("the connection failed")]
     System(#[from] io::Error),
 }

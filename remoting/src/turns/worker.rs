@@ -1,9 +1,9 @@
 //! A worker's side of taking turns.
 //!
-//! The serving thread asks [`Turns::may_submit`] before each request. In its turn, and while
-//! nobody else waits, that costs two loads of shared memory, a look at the clock and the meter: no
-//! system call. A thread of its own waits for the arbiter's word and for its end; an arbiter's end
-//! takes the turn away, and the worker goes on when there is another one.
+//! The serving thread asks [`Turns::may_submit`] before each request. During its turn, and while nobody else waits,
+//! that costs two loads of shared memory, a look at the clock and the meter: no system call. A separate thread waits
+//! for the arbiter's messages and for its end. An arbiter's end takes the turn away, and the worker continues when
+//! there is another arbiter.
 
 use std::{
     fmt, io,
@@ -27,22 +27,22 @@ use super::{
     session::{self, NoSession, Session},
 };
 
-/// A turn is given back this long before what it was for is expected to end, so that the next one
-/// has begun by then: the way to its worker takes 150 us, and submitting 50.
+/// A turn is returned this long before its work is expected to end, so that the next one has begun by then: reaching
+/// the next worker takes 150 us, and submitting 50.
 const LEAD: Duration = Duration::from_micros(300);
 
-/// What the serving thread is told.
+/// A message to the serving thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum News {
-    /// To look what has changed.
+    /// Something has changed.
     Look,
-    /// That there is no arbiter for it, and is not going to be one.
+    /// There is no arbiter for this worker, and there will be none.
     Apart(OtherArbiter),
-    /// That there is none until people do something; said once.
+    /// There is no arbiter until people act; sent once.
     HangsUp(HangsUp),
 }
 
-/// What the listening thread and the serving thread share.
+/// State shared by the listening thread and the serving thread.
 #[derive(Debug, Default)]
 struct Link {
     session: Mutex<Option<Arc<Session>>>,
@@ -55,7 +55,7 @@ impl Link {
     }
 }
 
-/// Where a worker stands.
+/// The worker's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Standing {
     /// It does not have the device and has not asked for it.
