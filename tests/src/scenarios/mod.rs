@@ -39,6 +39,7 @@ mod streams;
 mod ten_minutes;
 mod two_hosts;
 pub(crate) mod virtual_gpu;
+mod virtual_gpu_starts;
 mod virtual_iommu;
 
 use std::path::PathBuf;
@@ -114,6 +115,7 @@ pub fn all() -> Vec<Scenario> {
     .chain(on(Board::Iommufd, passthrough_iommu::SCENARIOS))
     .chain(on(Board::Gpu, gf100::SCENARIOS))
     .chain(on(Board::Gpu, virtual_gpu::SCENARIOS))
+    .chain(on(Board::Gpu, virtual_gpu_starts::SCENARIOS))
     .chain(on(Board::TwoHosts, two_hosts::SCENARIOS))
     .collect()
 }

@@ -119,22 +119,29 @@ impl Mediated {
         Ok(())
     }
 
-    /// As `kill -9` of the mediator alone; another one is started.
-    fn replace_mediator(&mut self, context: &Context) -> Result<()> {
+    /// As `kill -9` of the mediator alone.
+    pub(super) fn kill_mediator(&mut self) -> Result<()> {
         let mut mediator = self.children.pop().context("there is a mediator")?;
         mediator.kill()?;
         mediator.wait()?;
-        self.start_mediator(context)
+        Ok(())
     }
 
-    /// As `kill -9` of the GPU's server alone, with which the mediator ends; others are started.
-    fn replace_gpu(&mut self, context: &Context) -> Result<()> {
+    /// As `kill -9` of the GPU's server alone, with which the mediator ends.
+    pub(super) fn kill_gpu(&mut self) -> Result<()> {
         let gpu = self.children.first_mut().context("there is a GPU")?;
         gpu.kill()?;
         for mut child in self.children.drain(..) {
             child.wait()?;
         }
-        self.start_gpu(context)?;
+        Ok(())
+    }
+
+    /// Starts what was killed.
+    pub(super) fn start_again(&mut self, context: &Context) -> Result<()> {
+        if self.children.is_empty() {
+            self.start_gpu(context)?;
+        }
         self.start_mediator(context)
     }
 
@@ -143,7 +150,13 @@ impl Mediated {
         status::read(&self.socket).context("gantry-gpu shows nothing of itself")
     }
 
-    fn boot(&self, context: &Context, name: &str, words: &str) -> Result<(Gantry, Guest)> {
+    /// Boots a guest with a virtual GPU.
+    pub(super) fn boot(
+        &self,
+        context: &Context,
+        name: &str,
+        words: &str,
+    ) -> Result<(Gantry, Guest)> {
         self.boot_with(context, name, words, json!({}))
     }
 
@@ -328,21 +341,24 @@ fn killed(context: &Context) -> Result<()> {
     let mut gpu = Mediated::start(context)?;
     let (gantry, mut guest) = gpu.boot(context, "killed", "")?;
     // Before there is a driver.
-    gpu.replace_mediator(context)?;
-    until_found_again(&gantry, 1)?;
+    let before = reconnections(&gantry)?;
+    gpu.kill_mediator()?;
+    gpu.start_again(context)?;
+    until_found_again(&gantry, before)?;
     load(&mut guest)?;
     does(&mut guest, "gpu-check", "gpu works")?;
     // What comes back knows nothing: programs go on without a boot.
-    let replace: [fn(&mut Mediated, &Context) -> Result<()>; 2] =
-        [Mediated::replace_mediator, Mediated::replace_gpu];
-    for (replace, times) in replace.into_iter().zip(2..) {
+    let kills: [fn(&mut Mediated) -> Result<()>; 2] = [Mediated::kill_mediator, Mediated::kill_gpu];
+    for kill in kills {
         guest.run(
             "rm -f /tmp/amid /tmp/end; (while [ ! -e /tmp/end ]; do agent gpu-check; done; \
              echo over) >/tmp/amid 2>&1 & true",
         )?;
         guest.eventually("cat /tmp/amid", |text| text.contains("gpu works"))?;
-        replace(&mut gpu, context)?;
-        until_found_again(&gantry, times)?;
+        let before = reconnections(&gantry)?;
+        kill(&mut gpu)?;
+        gpu.start_again(context)?;
+        until_found_again(&gantry, before)?;
         guest.run("touch /tmp/end")?;
         guest.eventually("cat /tmp/amid", |text| text.contains("over"))?;
         does(&mut guest, "gpu-check", "gpu works")?;
@@ -350,10 +366,17 @@ fn killed(context: &Context) -> Result<()> {
     plugged(&gpu, &gantry, &mut guest)
 }
 
-fn until_found_again(gantry: &Gantry, times: u64) -> Result<()> {
+/// How often a VM's front has found its mediator again.
+pub(super) fn reconnections(gantry: &Gantry) -> Result<u64> {
+    let counters = gantry.ok("GET", "vm.counters", None)?;
+    let count = counters["gpu"]["reconnections"].as_u64();
+    count.context("the GPU has no counter of reconnections")
+}
+
+/// Waits until the front has found the mediator once more than `before`.
+pub(super) fn until_found_again(gantry: &Gantry, before: u64) -> Result<()> {
     until("the mediator is found again", || {
-        let counters = gantry.ok("GET", "vm.counters", None)?;
-        Ok(counters["gpu"]["reconnections"].as_u64() == Some(times))
+        Ok(reconnections(gantry)? > before)
     })
 }
 
