@@ -178,7 +178,7 @@ impl Images {
         let kernel = cache.kernel()?;
         let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
         fs::create_dir_all(work)?;
-        let l2 = work.join("l2.cpio.lz4");
+        let l2 = work.join("l2.cpio.gz");
         build_l2(
             &kernel,
             [[VIRTIO_DISK, L2_MODULES].concat(), L2_EXTRA.to_vec()],
@@ -188,7 +188,7 @@ impl Images {
         )?;
         let l2_opencl = opencl::guest(&binaries.opencl, work)?;
         systemd::guest(&binaries.opencl, &binaries.tunnel, work)?;
-        build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.lz4"))?;
+        build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
         let root = work.join("l1");
         start(&root, &busybox)?;
         let loaded = modules(&kernel, L1_MODULES, &root.join("modules"))?;
@@ -204,7 +204,7 @@ impl Images {
         let stand_in = &binaries.opencl.cuda.stand_in;
         program(stand_in, &root, &crate::opencl::STAND_IN[1..])?;
         fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
-        for guest in ["l2-opencl.cpio.lz4", "l2-systemd.cpio.lz4", "lean.cpio.lz4"] {
+        for guest in ["l2-opencl.cpio.gz", "l2-systemd.cpio.gz", "lean.cpio.gz"] {
             fs::copy(work.join(guest), images.join(guest))?;
         }
         opencl::host_keys(work, &images.join("keys"))?;
@@ -224,7 +224,7 @@ impl Images {
                 None
             }
         };
-        let l1 = work.join("l1.cpio.lz4");
+        let l1 = work.join("l1.cpio.gz");
         finish_l1(&root, &loaded, &l1)?;
         let pocl = opencl::disk(work)?;
         Ok(Self {
@@ -254,7 +254,7 @@ impl Images {
         }
         let images = programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
         if other == OtherKernel::Iommufd {
-            let l2 = work.join("l2-iommu.cpio.lz4");
+            let l2 = work.join("l2-iommu.cpio.gz");
             fs::copy(&kernel.image, images.join("vmlinuz-iommu"))?;
             build_l2(
                 &kernel,
@@ -266,10 +266,10 @@ impl Images {
                 &binaries.runner,
                 &l2,
             )?;
-            fs::copy(&l2, images.join("l2-iommu.cpio.lz4"))?;
+            fs::copy(&l2, images.join("l2-iommu.cpio.gz"))?;
         }
         if other == OtherKernel::Gpu {
-            let l2 = work.join("l2-gpu.cpio.lz4");
+            let l2 = work.join("l2-gpu.cpio.gz");
             fs::copy(&kernel.image, images.join("vmlinuz-gpu"))?;
             build_l2(
                 &kernel,
@@ -281,11 +281,11 @@ impl Images {
             let guest = l2.with_extension("").with_extension("");
             program(Path::new(DRM_DEVICE), &guest, "bin/drmdevice")?;
             pack(&guest, &l2)?;
-            fs::copy(&l2, images.join("l2-gpu.cpio.lz4"))?;
+            fs::copy(&l2, images.join("l2-gpu.cpio.gz"))?;
             program(&binaries.gf100, &root, "bin/gantry-gf100")?;
             program(&binaries.gpu, &root, "bin/gantry-gpu")?;
         }
-        let l1 = work.join(format!("l1-{other:?}.cpio.lz4"));
+        let l1 = work.join(format!("l1-{other:?}.cpio.gz"));
         finish_l1(&root, &loaded, &l1)?;
         self.others.insert(other, OtherL1 { kernel, l1 });
         Ok(())
@@ -406,7 +406,7 @@ fn programs_and_guest(
     let images = root.join("images");
     fs::create_dir_all(&images)?;
     fs::copy(&kernel.image, images.join("vmlinuz"))?;
-    fs::copy(l2, images.join("l2.cpio.lz4"))?;
+    fs::copy(l2, images.join("l2.cpio.gz"))?;
     Ok(images)
 }
 
@@ -464,12 +464,12 @@ pub fn with_others(images: &Images, beside: &[Beside]) -> Result<Images> {
             &format!("{}/{}", &BESIDE[1..], vmm.name),
         )?;
     }
-    let added = work.join("others.cpio.lz4");
+    let added = work.join("others.cpio.gz");
     pack(&root, &added)?;
     // The kernel unpacks one archive after the other.
     let mut bytes = fs::read(&images.l1)?;
     bytes.extend(fs::read(added)?);
-    let l1 = work.join("l1-others.cpio.lz4");
+    let l1 = work.join("l1-others.cpio.gz");
     fs::write(&l1, bytes)?;
     Ok(Images {
         kernel: images.kernel.clone(),
@@ -650,10 +650,10 @@ pub fn file_system(root: &Path, bytes: u64, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs a folder as an initial file system. An emulated processor would unpack gzip for a sixth of a guest's boot.
+/// Packs a folder as an initial file system.
 pub fn pack(root: &Path, archive: &Path) -> Result<()> {
     let command = format!(
-        "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc | lz4 -lc1 > '{}'",
+        "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc | gzip -1 > '{}'",
         root.display(),
         std::path::absolute(archive)?.display()
     );

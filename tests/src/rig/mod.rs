@@ -111,8 +111,7 @@ impl Rig {
     ) -> Result<()> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let mut scenarios = chosen(words);
-        // Scenarios of one board follow each other, and the L1s take them from both ends of the
-        // queue: all boards but one are booted only once.
+        // Scenarios of one board follow each other, so that each L1 boots a board once.
         scenarios.sort_by_key(|scenario| scenario.board);
         let queue = &Mutex::new(VecDeque::from(scenarios));
         let before = before.map(|work| -> Before<'_> {
@@ -157,8 +156,8 @@ impl Rig {
         }
     }
 
-    /// Takes scenarios from this L1's end of the queue and runs them in an L1. If L1 itself dies,
-    /// the scenario that was running is tried once more in a fresh L1.
+    /// Takes scenarios from the queue and runs them in an L1. If L1 itself dies, the scenario that was
+    /// running is tried once more in a fresh L1.
     fn work(
         &self,
         number: usize,
@@ -167,10 +166,7 @@ impl Rig {
     ) -> Result<()> {
         let next = || {
             let mut queue = queue.lock_unpoisoned();
-            match number {
-                0 => queue.pop_front(),
-                _ => queue.pop_back(),
-            }
+            queue.pop_front()
         };
         let mut l1 = None;
         while let Some(scenario) = next() {
