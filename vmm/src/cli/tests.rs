@@ -293,7 +293,7 @@ fn every_command_has_a_manual_page_in_a_folder() {
     printed(&format!("gantry man {}", folder.display())).unwrap();
     for (page, part) in [
         ("gantry.1", "gantry\\-ctl"),
-        ("gantry-doctor.1", "mend"),
+        ("gantry-doctor.1", "fix problems"),
         ("gantry-ctl.1", "API socket"),
         ("gantry-ctl-swap-device.1", "timeout"),
     ] {
