@@ -380,7 +380,7 @@ pub(super) fn until_found_again(gantry: &Gantry, before: u64) -> Result<()> {
     })
 }
 
-/// A further GPU is plugged into a running machine, and its driver takes it.
+/// Hot-plugs a second GPU into a running VM, whose driver binds to it.
 fn plugged(gpu: &Mediated, gantry: &Gantry, guest: &mut Guest) -> Result<()> {
     let further = json!({"socket": gpu.socket, "vram": 64_u64 << 20, "channels": 16, "id": "more"});
     gantry.put("vm.add-gpu", further)?;

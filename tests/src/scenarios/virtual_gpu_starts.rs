@@ -44,7 +44,7 @@ fn mediators(context: &Context) -> Result<()> {
         kill(&mut gpu)?;
         gpu.start_again(context)?;
         until_found_again(&gantry, before)?;
-        let end = settled(&mut guest)
+        let end = end_of_start(&mut guest)
             .with_context(|| format!("{whom} was killed after {writes} register writes"))?;
         println!("{whom} is killed after {writes} register writes: {end}");
         if end == End::Failed {
@@ -102,13 +102,13 @@ fn amid(gantry: &Gantry, guest: &mut Guest, step: u64) -> Result<u64> {
         if writes < WHOLE {
             return Ok(writes);
         }
-        settled(guest)?;
+        end_of_start(guest)?;
     }
     bail!("no start was met amid {step} register writes in {TRIES} tries")
 }
 
 /// Waits until a start has ended, and returns whether nouveau works.
-fn settled(guest: &mut Guest) -> Result<End> {
+fn end_of_start(guest: &mut Guest) -> Result<End> {
     guest.eventually("cat /tmp/start", |text| text.contains("over"))?;
     let (status, _) = guest.status_of("[ -e /dev/dri/renderD128 ]")?;
     if status == 0 {
