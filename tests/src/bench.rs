@@ -37,7 +37,7 @@ const BOOTS: usize = 7;
 const STARTS: usize = 15;
 
 /// Guest of the boot measurements, without modules or agent.
-const LEAN: &str = "/images/lean.cpio.gz";
+const LEAN: &str = "/images/lean.cpio";
 
 /// A measurement: its name and the function that runs it.
 type Measurement = (&'static str, fn(&mut dyn FnMut(&str, String)) -> Result<()>);

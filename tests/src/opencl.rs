@@ -23,9 +23,9 @@ pub const ROOT: &str = "/opencl";
 /// The disk with PoCL.
 pub const DISK: &str = "/dev/vda";
 /// What a guest needs in addition to L2's other files.
-const GUEST: &str = "/images/l2-opencl.cpio.gz";
+const GUEST: &str = "/images/l2-opencl.cpio";
 /// What a guest with systemd needs in addition to that.
-const SYSTEMD: &str = "/images/l2-systemd.cpio.gz";
+const SYSTEMD: &str = "/images/l2-systemd.cpio";
 
 /// Keys and certificates of a pool that other machines reach at [`HOST`].
 const KEYS: &str = "/images/keys";
@@ -376,7 +376,7 @@ pub fn start_agent(guest: &mut Guest, program: &str) -> Result<()> {
 }
 
 fn guest_with(dir: &Path, more: &[&str]) -> Result<PathBuf> {
-    let path = dir.join("l2.cpio.gz");
+    let path = dir.join("l2.cpio");
     // The kernel unpacks several concatenated archives.
     let mut bytes = fs::read(crate::gantry::INITRAMFS)?;
     for archive in more {

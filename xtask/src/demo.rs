@@ -63,7 +63,7 @@ fn on_this_host(binaries: &Binaries, images: &Images, disk: &Path) -> Result<()>
     // The kernel unpacks several concatenated archives.
     let mut files = std::fs::read(&images.l2)?;
     files.extend(std::fs::read(&images.l2_opencl)?);
-    let initramfs = disk.with_file_name("demo.cpio.gz");
+    let initramfs = disk.with_file_name("demo.cpio");
     std::fs::write(&initramfs, files)?;
     // A socket's path has at most 107 bytes, so it is not placed below the target folder.
     let socket = std::env::temp_dir().join(format!("gantry-demo-{}.sock", std::process::id()));

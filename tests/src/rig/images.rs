@@ -178,7 +178,7 @@ impl Images {
         let kernel = cache.kernel()?;
         let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
         fs::create_dir_all(work)?;
-        let l2 = work.join("l2.cpio.gz");
+        let l2 = work.join("l2.cpio");
         build_l2(
             &kernel,
             [[VIRTIO_DISK, L2_MODULES].concat(), L2_EXTRA.to_vec()],
@@ -188,7 +188,7 @@ impl Images {
         )?;
         let l2_opencl = opencl::guest(&binaries.opencl, work)?;
         systemd::guest(&binaries.opencl, &binaries.tunnel, work)?;
-        build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio.gz"))?;
+        build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio"))?;
         let root = work.join("l1");
         start(&root, &busybox)?;
         let loaded = modules(&kernel, L1_MODULES, &root.join("modules"))?;
@@ -204,7 +204,7 @@ impl Images {
         let stand_in = &binaries.opencl.cuda.stand_in;
         program(stand_in, &root, &crate::opencl::STAND_IN[1..])?;
         fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
-        for guest in ["l2-opencl.cpio.gz", "l2-systemd.cpio.gz", "lean.cpio.gz"] {
+        for guest in ["l2-opencl.cpio", "l2-systemd.cpio", "lean.cpio"] {
             fs::copy(work.join(guest), images.join(guest))?;
         }
         opencl::host_keys(work, &images.join("keys"))?;
@@ -224,7 +224,7 @@ impl Images {
                 None
             }
         };
-        let l1 = work.join("l1.cpio.gz");
+        let l1 = work.join("l1.cpio");
         finish_l1(&root, &loaded, &l1)?;
         let pocl = opencl::disk(work)?;
         Ok(Self {
@@ -254,7 +254,7 @@ impl Images {
         }
         let images = programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
         if other == OtherKernel::Iommufd {
-            let l2 = work.join("l2-iommu.cpio.gz");
+            let l2 = work.join("l2-iommu.cpio");
             fs::copy(&kernel.image, images.join("vmlinuz-iommu"))?;
             build_l2(
                 &kernel,
@@ -266,10 +266,10 @@ impl Images {
                 &binaries.runner,
                 &l2,
             )?;
-            fs::copy(&l2, images.join("l2-iommu.cpio.gz"))?;
+            fs::copy(&l2, images.join("l2-iommu.cpio"))?;
         }
         if other == OtherKernel::Gpu {
-            let l2 = work.join("l2-gpu.cpio.gz");
+            let l2 = work.join("l2-gpu.cpio");
             fs::copy(&kernel.image, images.join("vmlinuz-gpu"))?;
             build_l2(
                 &kernel,
@@ -278,14 +278,14 @@ impl Images {
                 &binaries.runner,
                 &l2,
             )?;
-            let guest = l2.with_extension("").with_extension("");
+            let guest = l2.with_extension("");
             program(Path::new(DRM_DEVICE), &guest, "bin/drmdevice")?;
             pack(&guest, &l2)?;
-            fs::copy(&l2, images.join("l2-gpu.cpio.gz"))?;
+            fs::copy(&l2, images.join("l2-gpu.cpio"))?;
             program(&binaries.gf100, &root, "bin/gantry-gf100")?;
             program(&binaries.gpu, &root, "bin/gantry-gpu")?;
         }
-        let l1 = work.join(format!("l1-{other:?}.cpio.gz"));
+        let l1 = work.join(format!("l1-{other:?}.cpio"));
         finish_l1(&root, &loaded, &l1)?;
         self.others.insert(other, OtherL1 { kernel, l1 });
         Ok(())
@@ -300,7 +300,7 @@ fn build_l2(
     runner: &Path,
     archive: &Path,
 ) -> Result<()> {
-    let root = &archive.with_extension("").with_extension("");
+    let root = &archive.with_extension("");
     start(root, busybox)?;
     let loaded = modules(kernel, &loaded, &root.join("modules"))?;
     modules(kernel, &extra, &root.join("modules"))?;
@@ -406,7 +406,7 @@ fn programs_and_guest(
     let images = root.join("images");
     fs::create_dir_all(&images)?;
     fs::copy(&kernel.image, images.join("vmlinuz"))?;
-    fs::copy(l2, images.join("l2.cpio.gz"))?;
+    fs::copy(l2, images.join("l2.cpio"))?;
     Ok(images)
 }
 
@@ -464,12 +464,12 @@ pub fn with_others(images: &Images, beside: &[Beside]) -> Result<Images> {
             &format!("{}/{}", &BESIDE[1..], vmm.name),
         )?;
     }
-    let added = work.join("others.cpio.gz");
+    let added = work.join("others.cpio");
     pack(&root, &added)?;
     // The kernel unpacks one archive after the other.
     let mut bytes = fs::read(&images.l1)?;
     bytes.extend(fs::read(added)?);
-    let l1 = work.join("l1-others.cpio.gz");
+    let l1 = work.join("l1-others.cpio");
     fs::write(&l1, bytes)?;
     Ok(Images {
         kernel: images.kernel.clone(),
@@ -650,10 +650,11 @@ pub fn file_system(root: &Path, bytes: u64, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs a folder as an initial file system.
+/// Packs a folder as an initial file system, uncompressed: an emulated processor would spend a tenth of a guest's boot on
+/// unpacking gzip.
 pub fn pack(root: &Path, archive: &Path) -> Result<()> {
     let command = format!(
-        "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc | gzip -1 > '{}'",
+        "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc > '{}'",
         root.display(),
         std::path::absolute(archive)?.display()
     );

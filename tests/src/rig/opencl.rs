@@ -223,7 +223,7 @@ pub fn guest(programs: &Programs, work: &Path) -> Result<PathBuf> {
     for file in ["ca.pem", "guest.pem", "guest.key"] {
         fs::copy(keys.join(file), root.join("keys").join(file))?;
     }
-    let archive = work.join("l2-opencl.cpio.gz");
+    let archive = work.join("l2-opencl.cpio");
     pack(&root, &archive)?;
     Ok(archive)
 }

@@ -117,7 +117,7 @@ pub fn guest(programs: &Programs, tunnel: &Path, work: &Path) -> Result<PathBuf>
         etc.join("group"),
         "root:x:0:\nvideo:x:44:\nkvm:x:105:\nrender:x:106:\nnogroup:x:65534:\n",
     )?;
-    let archive = work.join("l2-systemd.cpio.gz");
+    let archive = work.join("l2-systemd.cpio");
     pack(&root, &archive)?;
     Ok(archive)
 }
