@@ -5,6 +5,7 @@ use std::{
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     thread,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Context, Result};
@@ -41,6 +42,10 @@ fn needed() -> Vec<(&'static str, &'static str)> {
     [PROGRAMS, gate::PROGRAMS, release::PROGRAMS].concat()
 }
 
+/// Minutes after which a whole run begins no nested scenario. On a slow host, all of them take twice as long as on a usual
+/// one.
+const MINUTES: u64 = 70;
+
 /// Options of `cargo xtask test`.
 #[derive(Clone, clap::Args)]
 pub struct Options {
@@ -55,15 +60,22 @@ pub struct Options {
     #[arg(long, value_name = "COMMIT", conflicts_with_all = ["words", "no_rig"])]
     #[arg(num_args = 0..=1, default_missing_value = "HEAD")]
     changed: Option<String>,
+    /// After so many minutes (70 for a whole run), nested scenarios are skipped that have not begun,
+    /// and failed tests are not repeated.
+    #[arg(long)]
+    minutes: Option<u64>,
 }
 
 /// Runs the tests. An error means that not all of them passed.
 pub fn run(options: &Options) -> Result<()> {
+    let start = Instant::now();
     let selection = options.changed.as_deref().map(changed::since).transpose()?;
     packages::install(fuzz::PROGRAMS)?;
     programs::only_test();
     let mut count = Count::default();
     let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
+    let minutes = options.minutes.or(is_whole.then_some(MINUTES));
+    let end = minutes.map(|minutes| start + Duration::from_mins(minutes));
     // Unit tests leave CPUs idle most of the time, and so do linking and the last crates of each
     // build.
     let ahead = is_whole.then(|| Built::ahead(needed()));
@@ -110,17 +122,21 @@ pub fn run(options: &Options) -> Result<()> {
     let built = ahead.and_then(|ahead| ahead.join().ok());
     let built = built.unwrap_or_else(|| Built::new(&options.words, !options.no_rig));
     let count = Mutex::new(count);
-    let ran = gate_and_scenarios(options, is_whole, built, &count);
+    let ran = gate_and_scenarios(options, (is_whole, end), built, &count);
     let mut count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
     if is_whole {
         again::run(&mut count, |name, second| {
+            if end.is_some_and(|end| Instant::now() >= end) {
+                return Ok(());
+            }
             let options = Options {
                 words: vec![name],
                 no_rig: false,
                 changed: None,
+                ..options.clone()
             };
             let built = Built::nested(&options.words);
-            gate_and_scenarios(&options, false, built, second)
+            gate_and_scenarios(&options, (false, None), built, second)
         });
     }
     // Also after an early end: the summary names what has failed until then.
@@ -128,10 +144,10 @@ pub fn run(options: &Options) -> Result<()> {
     ran.and(all_passed)
 }
 
-/// Runs the gate's hosts next to what this machine runs itself, and the nested scenarios.
+/// Runs the gate's hosts next to what this machine runs itself, and the nested scenarios until `end`.
 fn gate_and_scenarios(
     options: &Options,
-    is_whole: bool,
+    (is_whole, end): (bool, Option<Instant>),
     built: Built,
     count: &Mutex<Count>,
 ) -> Result<()> {
@@ -157,7 +173,7 @@ fn gate_and_scenarios(
         // Everything from here on waits at times and leaves CPUs idle.
         let models = is_whole.then(|| scope.spawn(|| models("19", report)));
         let result = match rig {
-            Some(rig) => rig.run(&options.words, before, |result| told(result, count)),
+            Some(rig) => rig.run(&options.words, before, end, |result| told(result, count)),
             None => side_by_side(before, |_| Ok(())),
         };
         let models = models.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);

@@ -22,7 +22,7 @@ use std::{
     path::PathBuf,
     sync::{Mutex, mpsc},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use anyhow::{Result, bail};
@@ -99,19 +99,33 @@ pub fn chosen(words: &[String]) -> Vec<Scenario> {
     scenarios::all().into_iter().filter(is_chosen).collect()
 }
 
+/// The result of a scenario that a whole run on a slow host has no time for.
+fn too_late(scenario: &Scenario) -> ScenarioResult {
+    let name = scenario.name;
+    let why = format!("this host is too slow for a whole run: `cargo xtask test {name:?}` runs it");
+    ScenarioResult {
+        name: name.to_owned(),
+        outcome: Outcome::Skipped(why),
+        seconds: 0.0,
+        log: Vec::new(),
+    }
+}
+
 impl Rig {
     /// Runs the scenarios whose names contain any of `words` (without words, all) in several L1s
     /// side by side, each after some other work is done, and passes each result to `each` as it
-    /// arrives.
+    /// arrives. Scenarios that have not begun at `end` are skipped.
     pub fn run(
         &self,
         words: &[String],
         before: [Before<'_>; L1S],
+        end: Option<Instant>,
         mut each: impl FnMut(ScenarioResult),
     ) -> Result<()> {
         let cores = thread::available_parallelism().map_or(1, usize::from);
         let mut scenarios = chosen(words);
-        // Scenarios of one board follow each other, so that each L1 boots a board once.
+        // Scenarios of one board follow each other, and the L1s take them from both ends of the
+        // queue: all boards but one are booted only once.
         scenarios.sort_by_key(|scenario| scenario.board);
         let queue = &Mutex::new(VecDeque::from(scenarios));
         let before = before.map(|work| -> Before<'_> {
@@ -122,7 +136,7 @@ impl Rig {
         thread::scope(|scope| {
             let all = scope.spawn(move || {
                 side_by_side(before, |number| match number < cores {
-                    true => self.work(number, queue, &sender),
+                    true => self.work(number, (queue, end), &sender),
                     false => Ok(()),
                 })
             });
@@ -156,20 +170,28 @@ impl Rig {
         }
     }
 
-    /// Takes scenarios from the queue and runs them in an L1. If L1 itself dies, the scenario that was
-    /// running is tried once more in a fresh L1.
+    /// Takes scenarios from this L1's end of the queue and runs them in an L1. If L1 itself dies,
+    /// the scenario that was running is tried once more in a fresh L1.
     fn work(
         &self,
         number: usize,
-        queue: &Mutex<VecDeque<Scenario>>,
+        (queue, end): (&Mutex<VecDeque<Scenario>>, Option<Instant>),
         results: &mpsc::Sender<ScenarioResult>,
     ) -> Result<()> {
         let next = || {
             let mut queue = queue.lock_unpoisoned();
-            queue.pop_front()
+            match number {
+                0 => queue.pop_front(),
+                _ => queue.pop_back(),
+            }
         };
         let mut l1 = None;
         while let Some(scenario) = next() {
+            if end.is_some_and(|end| Instant::now() >= end) {
+                // The receiver lives as long as this thread's scope.
+                let _ = results.send(too_late(&scenario));
+                continue;
+            }
             let mut result = self.scenario(number, &mut l1, &scenario)?;
             if l1.is_none() {
                 let name = scenario.name;
