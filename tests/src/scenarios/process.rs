@@ -174,7 +174,7 @@ fn idle(context: &Context) -> Result<()> {
 
 /// How many times an idle guest is watched until it is at rest. On a busy host, the guest's kernel
 /// may ask for entropy, and the host may send frames, even long after the boot.
-const RESTS: usize = 5;
+const RESTS: usize = 12;
 
 /// Checks that nothing happens for four seconds.
 fn rests(gantry: &Gantry) -> Result<()> {
