@@ -24,6 +24,7 @@ use gf100::format::{
 use crate::edu;
 
 mod attacks;
+mod moves;
 
 pub use attacks::attack;
 
@@ -70,7 +71,8 @@ const WORD: u32 = 0x5eed_5eed;
 const PATIENCE: Duration = Duration::from_secs(20);
 const ALL: Duration = Duration::from_secs(120);
 
-/// A BAR.
+/// A BAR, mapped for as long as this process lives.
+#[derive(Clone, Copy)]
 struct Bar {
     start: NonNull<u8>,
     len: usize,
@@ -82,6 +84,10 @@ impl Bar {
         let file = File::options().read(true).write(true).open(&path);
         let file = file.with_context(|| format!("cannot open {}", path.display()))?;
         let len = file.metadata()?.len() as usize;
+        Self::map(&file, len, 0).with_context(|| format!("cannot map {}", path.display()))
+    }
+
+    fn map(file: &File, len: usize, offset: u64) -> Result<Self> {
         // SAFETY: a new mapping, never unmapped.
         let start = unsafe {
             libc::mmap(
@@ -90,10 +96,10 @@ impl Bar {
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 file.as_raw_fd(),
-                0,
+                offset as libc::off_t,
             )
         };
-        ensure!(start != libc::MAP_FAILED, "cannot map {}", path.display());
+        ensure!(start != libc::MAP_FAILED, std::io::Error::last_os_error());
         let start = NonNull::new(start.cast()).context("mapped at 0")?;
         Ok(Self { start, len })
     }
@@ -544,5 +550,17 @@ pub fn flushes(count: u32) -> Result<()> {
         wait(0x10_0c80, 0x0000_8000)?;
     }
     println!("{count} flushes");
+    Ok(())
+}
+
+/// Whether anything is in VRAM: what a guest finds there that has just got it.
+pub fn blank() -> Result<()> {
+    let raw = Raw::open()?;
+    let all = u64::from(raw.vram) * PAGE;
+    let found = (0..all).step_by(4).find(|at| raw.peek(*at) != 0);
+    match found {
+        Some(at) => println!("VRAM has {:#x} at {at:#x}", raw.peek(at)),
+        None => println!("{} MiB of VRAM are blank", all >> 20),
+    }
     Ok(())
 }

@@ -517,6 +517,37 @@ fn a_kernel_adds_vectors() {
 }
 
 #[test]
+fn a_query_of_the_3d_class_writes_its_word_or_a_counter_and_drawing_is_refused() {
+    const NO_TIME: u32 = 1 << 28;
+    const COUNTER: u32 = 2;
+    let mut driver = Driver::new(false);
+    let query = |at: u64, what| run(3, 0x1b00, &[(at >> 32) as u32, at as u32, 0x77, what]);
+    for at in (DATA..DATA + 0x300).step_by(4) {
+        driver.set(at, &[0xff; 4]);
+    }
+    let mut words = run(3, 0, &[0x9097]);
+    words.extend(query(DATA, 0));
+    words.extend(query(DATA + 0x100, NO_TIME));
+    words.extend(query(DATA + 0x200, COUNTER | NO_TIME));
+    // Starts drawing vertices.
+    words.extend(run(3, 0x1618, &[0]));
+    words.extend(semaphore(DATA + 0x300, 1, 2));
+    driver.submit(&words);
+    assert_eq!(driver.work(10), Next::Never);
+    let written = [0, 0x100, 0x200].map(|offset| driver.word(DATA + offset));
+    assert_eq!(written, [0x77, 0x77, 0]);
+    let time = |driver: &Driver, at| [8, 12].map(|offset| driver.word(at + offset));
+    assert_ne!(time(&driver, DATA), [u32::MAX; 2]);
+    assert_eq!(time(&driver, DATA + 0x100), [u32::MAX; 2], "without time");
+    assert_eq!(
+        driver.read(0x04_00c0),
+        3 << 16 | 0x1618,
+        "an illegal method"
+    );
+    assert_eq!(driver.word(DATA + 0x300), 0, "the channel is stopped");
+}
+
+#[test]
 fn a_kernel_that_makes_no_sense_ends_its_launch_and_one_without_end_is_stopped() {
     let mut driver = Driver::new(true);
     set_code(&mut driver, &[u64::MAX]);

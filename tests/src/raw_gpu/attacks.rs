@@ -11,13 +11,15 @@ pub fn attack() -> Result<()> {
     raw.start();
     raw.works(1)?;
     let mut done = 0;
-    let all: [(&str, Attacks); 6] = [
+    let all: [(&str, Attacks); 8] = [
         ("pages", pages),
         ("pointers", pointers),
         ("tables that the GPU writes", own_tables),
         ("a running channel's tables", running),
+        ("tables that change while they are read", rewritten),
         ("commands", commands),
         ("storms", storms),
+        ("BARs that move", moves::moves),
     ];
     for (what, attacks) in all {
         done += attacks(&mut raw).with_context(|| format!("attacks by {what}"))?;
@@ -347,6 +349,48 @@ fn commands(raw: &mut Raw) -> Result<u32> {
         done += 1;
     }
     Ok(done + 1)
+}
+
+/// The GPU writes a table, good entries and bad ones in turn, while the table is read again and again for flushes.
+fn rewritten(raw: &mut Raw) -> Result<u32> {
+    const FLUSHES: u32 = 300;
+    // A page of the table without the entries that works() and the attacks before use.
+    let va = SPARE_VA + 0x40_0000;
+    let table = SMALL + (va / PAGE / 512) as u32;
+    raw.map_one(
+        VRAM_VA + u64::from(table) * PAGE,
+        Target::Vram(VramPage(table)),
+    );
+    raw.flush();
+    // One page of entries that are the guest's to use, and one of others' pages.
+    for (page, target) in [(OLD, NEW), (NEW, raw.vram)] {
+        let entries = (0..512).map(|_| Target::Vram(VramPage(target)));
+        raw.map(page, 0, entries);
+    }
+    let to = VRAM_VA + u64::from(table) * PAGE;
+    let mut words = Vec::new();
+    for _ in 0..32 {
+        for page in [OLD, NEW] {
+            words.extend(copies(VRAM_VA + u64::from(page) * PAGE, to, 0x400, 1));
+        }
+    }
+    raw.submit(&words);
+    raw.until("the first entry", || raw.peek(u64::from(table) * PAGE) != 0)?;
+    for _ in 0..FLUSHES {
+        raw.flush();
+    }
+    raw.passed()?;
+    raw.channel();
+    // Whatever was read last: what is right afterwards is used, and what is not is a fault.
+    raw.map_one(va, Target::Vram(VramPage(raw.vram)));
+    raw.faults("an entry that has changed while it was read", va)?;
+    raw.map_one(va, Target::Vram(VramPage(SOURCE)));
+    raw.flush();
+    raw.submit(&release(va, 10));
+    raw.until("a word", || raw.peek(u64::from(SOURCE) * PAGE) == 10)?;
+    raw.fill(SOURCE, WORD);
+    raw.works(11)?;
+    Ok(1)
 }
 
 /// Much of everything.

@@ -85,6 +85,16 @@ const L2_EXTRA: &[&str] = &[
     "uio_pci_generic",
 ];
 
+/// Modules that are there for a guest with a GPU to load, in order: its balloon's.
+pub const L2_BALLOON: &[&str] = &[
+    "virtio_ring",
+    "virtio",
+    "virtio_pci_legacy_dev",
+    "virtio_pci_modern_dev",
+    "virtio_pci",
+    "virtio_balloon",
+];
+
 /// Modules with which a guest drives a GPU, in the order of their needs.
 pub const L2_GPU: &[&str] = &[
     "button",
@@ -273,7 +283,7 @@ impl Images {
             fs::copy(&kernel.image, images.join("vmlinuz-gpu"))?;
             build_l2(
                 &kernel,
-                [Vec::new(), L2_GPU.to_vec()],
+                [Vec::new(), [L2_BALLOON, L2_GPU].concat()],
                 &busybox,
                 &binaries.runner,
                 &l2,

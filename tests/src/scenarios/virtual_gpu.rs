@@ -15,12 +15,19 @@ use serde_json::{Value, json};
 use super::{
     Context, Entry,
     gf100::{ALL_CHANNELS, HAVE_COPIED, does, endless, interrupts, load},
+    lifecycle::reconnect,
 };
 use crate::{
     gantry::{Gantry, PATIENCE, merge, with_gpu_driver},
     guest::Guest,
     opencl::until,
+    rig::images::L2_BALLOON,
 };
+
+const MIB: u64 = 1 << 20;
+/// Size of a guest's RAM, and of what it gives back by a balloon.
+const RAM: u64 = 384 * MIB;
+const GIVEN_BACK: u64 = 128 * MIB;
 
 /// Places on the GPU for a guest whose programs have more channels.
 const PLACES: u8 = 4;
@@ -172,11 +179,12 @@ impl Mediated {
         fs::create_dir_all(&dir)?;
         let mut config = with_gpu_driver(words);
         let mut its = json!(
-            {"socket": self.socket, "vram": 64_u64 << 20, "channels": 48, "id": "gpu"}
+            {"socket": self.socket, "vram": 64 * MIB, "channels": 48, "id": "gpu"}
         );
         merge(&mut its, gpu);
         let more = json!({
-            "memory": {"size": 384_u64 << 20, "shared": true},
+            "memory": {"size": RAM, "shared": true},
+            "balloon": {"size": 0},
             "gpus": [its],
         });
         merge(&mut config, more);
@@ -217,6 +225,7 @@ fn drives(context: &Context) -> Result<()> {
         clients.len() == 1 && clients[0].calls > 0 && clients[0].device_time > 0,
         "what the mediator shows: {clients:?}"
     );
+    given_back(&gantry, &mut guest)?;
     does(&mut guest, "gpu-evict", "were kept")?;
     does(&mut guest, "gpu-channels 12", "channels have copied")?;
     for what in ["fault", "method"] {
@@ -225,8 +234,44 @@ fn drives(context: &Context) -> Result<()> {
     does(&mut guest, "gpu-m2mf", "m2mf works")?;
     does(&mut guest, "gpu-compute", "sums are right")?;
     endless(&mut guest)?;
+    let guest = reset(&gantry, guest)?;
     drop((gantry, guest));
     displaced(context)
+}
+
+/// The VM is reset while the GPU works, and boots: its driver finds a GPU as at the first boot.
+fn reset(gantry: &Gantry, mut guest: Guest) -> Result<Guest> {
+    guest.run("(while agent gpu-check; do :; done) >/tmp/until 2>&1 & true")?;
+    guest.eventually("cat /tmp/until", |text| text.contains("gpu works"))?;
+    gantry.act("vm.reboot")?;
+    let mut guest = reconnect(gantry, guest)?;
+    load(&mut guest)?;
+    does(&mut guest, "gpu-check", "gpu works")?;
+    Ok(guest)
+}
+
+/// The guest gives RAM back to the host by a balloon, and takes it again, while its programs use the GPU.
+fn given_back(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
+    let modules = L2_BALLOON.join(" ");
+    guest.run(&format!(
+        "for m in {modules}; do [ ! -e /modules/$m.ko ] || insmod /modules/$m.ko || exit 1; done"
+    ))?;
+    guest.run(
+        "(while [ ! -e /tmp/end ]; do agent gpu-check || echo failed; done; echo finished) \
+               >/tmp/beside 2>&1 &",
+    )?;
+    guest.eventually("cat /tmp/beside", |text| text.contains("gpu works"))?;
+    for size in [GIVEN_BACK, 0] {
+        gantry.put("vm.resize", json!({"desired_balloon": size}))?;
+        gantry.info_until("the balloon has its size", |info| {
+            info["memory_actual_size"] == RAM - size
+        })?;
+    }
+    guest.run("touch /tmp/end")?;
+    guest.eventually("cat /tmp/beside", |text| text.contains("finished"))?;
+    let said = guest.run("cat /tmp/beside")?;
+    ensure!(!said.contains("failed"), "it says: {said}");
+    Ok(())
 }
 
 /// Channels have lost their places to others, as the mediator says when the guest has gone.
@@ -382,7 +427,7 @@ pub(super) fn until_found_again(gantry: &Gantry, before: u64) -> Result<()> {
 
 /// Hot-plugs a second GPU into a running VM, whose driver binds to it.
 fn plugged(gpu: &Mediated, gantry: &Gantry, guest: &mut Guest) -> Result<()> {
-    let further = json!({"socket": gpu.socket, "vram": 64_u64 << 20, "channels": 16, "id": "more"});
+    let further = json!({"socket": gpu.socket, "vram": 64 * MIB, "channels": 16, "id": "more"});
     gantry.put("vm.add-gpu", further)?;
     guest.eventually("drmdevice 2>&1; dmesg | tail -5", |text| {
         text.contains("renderD129")
