@@ -660,8 +660,8 @@ pub fn file_system(root: &Path, bytes: u64, image: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Packs a folder as an initial file system, uncompressed: an emulated processor would spend a tenth of a guest's boot on
-/// unpacking gzip.
+/// Packs a folder as an initial file system, uncompressed: unpacking gzip took 6 % of the CPU time of an emulated boot to
+/// the shell.
 pub fn pack(root: &Path, archive: &Path) -> Result<()> {
     let command = format!(
         "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc > '{}'",

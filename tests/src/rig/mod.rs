@@ -99,10 +99,11 @@ pub fn chosen(words: &[String]) -> Vec<Scenario> {
     scenarios::all().into_iter().filter(is_chosen).collect()
 }
 
-/// The result of a scenario that a whole run on a slow host has no time for.
+/// The result of a scenario that had not begun at the end of the run's time.
 fn too_late(scenario: &Scenario) -> ScenarioResult {
     let name = scenario.name;
-    let why = format!("this host is too slow for a whole run: `cargo xtask test {name:?}` runs it");
+    let why =
+        format!("the run has taken too long (--minutes): `cargo xtask test {name:?}` runs it");
     ScenarioResult {
         name: name.to_owned(),
         outcome: Outcome::Skipped(why),
@@ -136,7 +137,7 @@ impl Rig {
         thread::scope(|scope| {
             let all = scope.spawn(move || {
                 side_by_side(before, |number| match number < cores {
-                    true => self.work(number, (queue, end), &sender),
+                    true => self.work(number, queue, end, &sender),
                     false => Ok(()),
                 })
             });
@@ -175,7 +176,8 @@ impl Rig {
     fn work(
         &self,
         number: usize,
-        (queue, end): (&Mutex<VecDeque<Scenario>>, Option<Instant>),
+        queue: &Mutex<VecDeque<Scenario>>,
+        end: Option<Instant>,
         results: &mpsc::Sender<ScenarioResult>,
     ) -> Result<()> {
         let next = || {

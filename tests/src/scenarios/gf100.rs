@@ -86,12 +86,18 @@ fn boot(context: &Context, server: &Server, words: &str) -> Result<(Gantry, Gues
     Gantry::boot(&context.dir, config)
 }
 
-/// Loads nouveau with its dependencies, and waits until programs can use it.
-pub(crate) fn load(guest: &mut Guest) -> Result<()> {
-    let modules = L2_GPU.join(" ");
+/// Loads those of these modules that the image contains, in order: some may be part of the kernel.
+pub(crate) fn insert(guest: &mut Guest, modules: &[&str]) -> Result<()> {
+    let modules = modules.join(" ");
     guest.run(&format!(
         "for m in {modules}; do [ ! -e /modules/$m.ko ] || insmod /modules/$m.ko || exit 1; done"
     ))?;
+    Ok(())
+}
+
+/// Loads nouveau with its dependencies, and waits until programs can use it.
+pub(crate) fn load(guest: &mut Guest) -> Result<()> {
+    insert(guest, L2_GPU)?;
     let listed = guest.run("agent gpu-list")?;
     ensure!(
         listed.contains("renderD128") && listed.contains("0x10de:0x06d8 nouveau"),

@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context, Entry,
-    gf100::{ALL_CHANNELS, HAVE_COPIED, does, endless, interrupts, load},
+    gf100::{ALL_CHANNELS, HAVE_COPIED, does, endless, insert, interrupts, load},
     lifecycle::reconnect,
 };
 use crate::{
@@ -252,10 +252,7 @@ fn reset(gantry: &Gantry, mut guest: Guest) -> Result<Guest> {
 
 /// The guest gives RAM back to the host by a balloon, and takes it again, while its programs use the GPU.
 fn given_back(gantry: &Gantry, guest: &mut Guest) -> Result<()> {
-    let modules = L2_BALLOON.join(" ");
-    guest.run(&format!(
-        "for m in {modules}; do [ ! -e /modules/$m.ko ] || insmod /modules/$m.ko || exit 1; done"
-    ))?;
+    insert(guest, L2_BALLOON)?;
     guest.run(
         "(while [ ! -e /tmp/end ]; do agent gpu-check || echo failed; done; echo finished) \
                >/tmp/beside 2>&1 &",

@@ -6,7 +6,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 
 use super::{
     Context, Entry,
-    gf100::{does, load},
+    gf100::{does, insert, load},
     virtual_gpu::{Mediated, reconnections, until_found_again},
 };
 use crate::{
@@ -137,22 +137,14 @@ fn again(guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// Loads what nouveau depends on.
-fn load_dependencies(guest: &mut Guest) -> Result<()> {
-    for name in L2_GPU.iter().filter(|name| **name != "nouveau") {
-        let file = format!("/modules/{name}.ko");
-        guest.run(&format!("[ ! -e {file} ] || insmod {file}"))?;
-    }
-    Ok(())
-}
-
 /// Kills VMMs amid nouveau's start. Each next VM must get their part of VRAM without their contents.
 fn vmms(context: &Context) -> Result<()> {
+    let (_nouveau, dependencies) = L2_GPU.split_last().context("there is no module")?;
     let gpu = Mediated::start(context)?;
     for step in [1000, 2300] {
         let (mut gantry, mut guest) = gpu.boot(context, &format!("killed-{step}"), "")?;
         does(&mut guest, "gpu-blank", "are blank")?;
-        load_dependencies(&mut guest)?;
+        insert(&mut guest, dependencies)?;
         let writes = amid(&gantry, &mut guest, step)?;
         gantry.kill()?;
         println!("a VMM is killed after {writes} register writes");
