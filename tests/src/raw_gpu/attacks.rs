@@ -376,9 +376,16 @@ fn rewritten(raw: &mut Raw) -> Result<u32> {
     }
     raw.submit(&words);
     raw.until("the first entry", || raw.peek(u64::from(table) * PAGE) != 0)?;
+    let entry = || raw.peek(u64::from(table) * PAGE);
+    let (mut last, mut changes) = (entry(), 0);
     for _ in 0..FLUSHES {
         raw.flush();
+        let now = entry();
+        changes += u32::from(now != last);
+        last = now;
     }
+    ensure!(changes > 0, "the table stayed the same while it was read");
+    println!("a table changed {changes} times in {FLUSHES} flushes");
     raw.passed()?;
     raw.channel();
     // Whatever was read last: what is right afterwards is used, and what is not is a fault.
