@@ -61,15 +61,16 @@ impl Built {
         built
     }
 
-    /// Builds everything that a whole run needs and installs packages, in the background.
-    pub fn ahead(needed: Packages) -> JoinHandle<Self> {
-        thread::spawn(|| {
-            let fetched = thread::spawn(|| fetch(needed));
+    /// Builds everything that the selected scenarios need and installs packages, in the background.
+    pub fn ahead(needed: Packages, words: Vec<String>) -> JoinHandle<Self> {
+        thread::spawn(move || {
+            let is_all = words.is_empty();
+            let fetched = thread::spawn(move || fetch(needed, is_all));
             // A failure recurs below, where it is reported.
             let _ = programs::build();
             // Not at the same time as what follows: both fill the cache.
             let _ = fetched.join();
-            Self::new(&[], true)
+            Self::new(&words, true)
         })
     }
 
@@ -127,9 +128,9 @@ impl Built {
 /// Programs, and the Debian packages that contain them.
 type Packages = Vec<(&'static str, &'static str)>;
 
-/// Installs these packages and those that scenarios need, and meanwhile fetches what else they need, which mostly means
-/// waiting. A failure recurs where the result is needed, and is reported there.
-fn fetch(mut needed: Packages) {
+/// Installs these packages and those that scenarios need, and meanwhile fetches what else all of them need, which mostly
+/// means waiting. A failure recurs where the result is needed, and is reported there.
+fn fetch(mut needed: Packages, is_all: bool) {
     for packages in [
         opencl::PROGRAMS,
         opencl::MOVED,
@@ -142,6 +143,9 @@ fn fetch(mut needed: Packages) {
         needed.extend(packages);
     }
     let _ = packages::install(&needed);
+    if !is_all {
+        return;
+    }
     let _ = described::library();
     let _ = Cache::open().and_then(|cache| rig::nvrtc::folder(&cache));
 }

@@ -1,15 +1,13 @@
 //! Determines what a change can affect: the crates whose unit tests must run, and the scenarios.
 
-use std::{
-    collections::BTreeSet,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{collections::BTreeSet, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
-use serde_json::Value;
 
-use crate::programs::{cargo, root};
+use crate::{
+    programs::root,
+    workspace::{Package, packages},
+};
 
 /// Scenarios that a file can affect: the first row whose prefix matches the file's path. An empty
 /// list means none; a file that matches no row can affect all scenarios.
@@ -70,12 +68,8 @@ pub struct Selection {
 /// Returns what the difference between a commit and the working tree can affect.
 pub fn since(base: &str) -> Result<Selection> {
     let files = files(base)?;
-    let metadata = cargo()
-        .args(["metadata", "--no-deps", "--format-version", "1"])
-        .output()?;
-    let metadata: Value = serde_json::from_slice(&metadata.stdout).context("cargo metadata")?;
     Ok(Selection {
-        crates: dependents(&packages(&metadata, &root()), &files),
+        crates: dependents(&packages()?, &files),
         words: words(&files),
     })
 }
@@ -117,35 +111,6 @@ fn words(files: &[String]) -> Option<Vec<String>> {
         words.extend(affected.iter().map(ToString::to_string));
     }
     Some(words.into_iter().collect())
-}
-
-/// A crate of the workspace.
-#[derive(Debug)]
-struct Package {
-    name: String,
-    /// Relative to the root.
-    folder: PathBuf,
-    /// Workspace crates that it or its tests use.
-    uses: Vec<String>,
-}
-
-fn packages(metadata: &Value, root: &Path) -> Vec<Package> {
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let list = |value: &Value| value.as_array().cloned().unwrap_or_default();
-    list(&metadata["packages"])
-        .iter()
-        .map(|package| {
-            let manifest = PathBuf::from(text(&package["manifest_path"]));
-            let folder = manifest.parent().unwrap_or(root);
-            let uses = list(&package["dependencies"]);
-            let uses = uses.iter().filter(|one| one["path"].is_string());
-            Package {
-                name: text(&package["name"]),
-                folder: folder.strip_prefix(root).unwrap_or(folder).to_owned(),
-                uses: uses.map(|one| text(&one["name"])).collect(),
-            }
-        })
-        .collect()
 }
 
 /// The crates that contain the files, and their direct and indirect users. A file of no crate (a

@@ -96,6 +96,24 @@ impl Count {
         }
     }
 
+    /// Prints the closing line of a run that has nothing to run.
+    ///
+    /// # Errors
+    /// None.
+    pub fn nothing(self) -> Result<()> {
+        self.closing_line();
+        Ok(())
+    }
+
+    fn closing_line(&self) {
+        println!(
+            "{} passed, {} failed, {} skipped",
+            self.passed.len(),
+            self.failed.len(),
+            self.skipped
+        );
+    }
+
     /// Prints a summary of the tests that the words selected, or of all tests if there are no
     /// words.
     ///
@@ -120,12 +138,7 @@ impl Count {
         for failure in &self.failed {
             failure.tell("failed");
         }
-        println!(
-            "{} passed, {} failed, {} skipped",
-            self.passed.len(),
-            self.failed.len(),
-            self.skipped
-        );
+        self.closing_line();
         if !self.failed.is_empty() {
             bail!("{} tests failed", self.failed.len());
         }

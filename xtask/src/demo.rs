@@ -15,7 +15,7 @@ use gantry_tests::{
 };
 
 use crate::{
-    programs::{self, target},
+    programs::{self, Build, target},
     progress::Step,
     test::PROGRAMS,
 };
@@ -34,6 +34,7 @@ pub struct Options {
 /// Boots the guest.
 pub fn run(options: &Options) -> Result<()> {
     packages::install(PROGRAMS)?;
+    programs::choose(Build::Scenario);
     let binaries = programs::build()?;
     let step = Step::new("fetching Debian's kernel and building images");
     let work = target().join("rig");

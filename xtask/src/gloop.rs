@@ -10,7 +10,7 @@ use gantry_tests::{
 
 use crate::{
     gloop_turns,
-    programs::{cargo, copy, root, target},
+    programs::{self, copy, root, target},
     progress::Step,
     selected,
 };
@@ -75,10 +75,7 @@ fn compiler() -> Result<PathBuf> {
 }
 
 fn compiled() -> Result<()> {
-    let mut build = cargo();
-    build.args(["build", "--quiet", "--package", "gantry-gloop"]);
-    packages::run(build.args(["--bin", "gloop-eaters"]))?;
-    let mut compile = Command::new(target().join("debug/gloop-eaters"));
+    let mut compile = Command::new(programs::folder()?.join("gloop-eaters"));
     compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);
     let said = packages::output(compile.arg(compiler()?))?;
     for architecture in ARCHITECTURES.split(',') {
@@ -121,24 +118,14 @@ pub fn bench(pack: bool) -> Result<()> {
 fn build() -> Result<PathBuf> {
     let folder = target().join("gloop");
     fs::create_dir_all(&folder)?;
-    let step = Step::new("building the programs (release)");
-    let mut build = cargo();
-    build.args(["build", "--release", "--quiet", "--package", "gantry-gloop"]);
-    packages::run(build.args(["--lib", "--bin", "gloop-eaters"]))?;
-    let to = folder.join("gloop-eaters");
-    copy(&target().join("release/gloop-eaters"), &to)?;
-    let mut build = cargo();
-    build.args(["build", "--release", "--quiet", "--package", "gpu-mediator"]);
-    packages::run(build.args(["--bin", "gantry-arbiter"]))?;
-    let arbiter = target().join("release/gantry-arbiter");
-    copy(&arbiter, &folder.join("gantry-arbiter"))?;
-    copy(
-        &target().join("release/libgloop.so"),
-        &folder.join("libgloop.so"),
-    )?;
-    packages::run(&mut gloop_turns::in_c("release", &folder.join("turns")))?;
+    let built = programs::folder()?;
+    let step = Step::new("compiling the kernels");
+    for name in ["gloop-eaters", "gantry-arbiter", "libgloop.so"] {
+        copy(&built.join(name), &folder.join(name))?;
+    }
+    packages::run(&mut gloop_turns::in_c(&built, &folder.join("turns")))?;
     copy(&root().join("gloop/measure.py"), &folder.join("measure.py"))?;
-    let mut compile = Command::new(&to);
+    let mut compile = Command::new(folder.join("gloop-eaters"));
     compile.args(["compile", "--arch", ARCHITECTURES, "--nvrtc"]);
     packages::output(compile.arg(compiler()?).arg("--into").arg(&folder))?;
     step.finish();

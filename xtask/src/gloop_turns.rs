@@ -13,7 +13,7 @@ use gantry_tests::rig::packages;
 use gpu_mediator::status::{self, Client};
 
 use crate::{
-    programs::{cargo, root, target},
+    programs::{self, root},
     shared_device::Process,
 };
 
@@ -31,6 +31,8 @@ struct Machine {
     socket: PathBuf,
     arbiter: Process,
     folder: PathBuf,
+    /// Where the programs are that the machine runs.
+    built: PathBuf,
 }
 
 impl Drop for Machine {
@@ -41,25 +43,21 @@ impl Drop for Machine {
 
 impl Machine {
     fn start() -> Result<Self> {
-        let mut build = cargo();
-        build.args(["build", "--quiet", "--package", "gpu-mediator"]);
-        packages::run(build.args(["--bin", "gantry-arbiter"]))?;
-        let mut build = cargo();
-        build.args(["build", "--quiet", "--package", "gantry-gloop"]);
-        packages::run(build.args(["--lib", "--example", "host_kernel"]))?;
+        let built = programs::folder()?;
         let folder = std::env::temp_dir().join(format!("gantry-gloop-{}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
-        packages::run(&mut in_c("debug", &folder.join("turns")))?;
+        packages::run(&mut in_c(&built, &folder.join("turns")))?;
         let socket = folder.join("arbiter");
         Ok(Self {
-            arbiter: Self::arbiter(&socket)?,
+            arbiter: Self::arbiter(&built, &socket)?,
             socket,
             folder,
+            built,
         })
     }
 
-    fn arbiter(socket: &PathBuf) -> Result<Process> {
-        let mut command = Command::new(target().join("debug/gantry-arbiter"));
+    fn arbiter(built: &Path, socket: &Path) -> Result<Process> {
+        let mut command = Command::new(built.join("gantry-arbiter"));
         command.arg("--socket").arg(socket);
         command.args(["--policy", "fair-preemptive", "--limit", LIMIT]);
         spawn(&mut command)
@@ -74,7 +72,7 @@ impl Machine {
 
     /// Starts a process with an endless job.
     fn job(&self, name: &str, weight: u32, how: &[&str]) -> Result<Process> {
-        let mut command = Command::new(target().join("debug/examples/host_kernel"));
+        let mut command = Command::new(self.built.join("examples/host_kernel"));
         command.arg(&self.socket).arg(name);
         spawn(command.args([&weight.to_string(), ENDLESS]).args(how))
     }
@@ -126,9 +124,9 @@ fn wait_for(failure: &str, mut reached: impl FnMut() -> bool) -> Result<()> {
     Ok(())
 }
 
-/// Builds the command that compiles the C program with the library of a profile.
-pub fn in_c(profile: &str, to: &Path) -> Command {
-    let (gloop, libraries) = (root().join("gloop"), target().join(profile));
+/// Builds the command that compiles the C program with the library in a folder.
+pub fn in_c(libraries: &Path, to: &Path) -> Command {
+    let gloop = root().join("gloop");
     let mut cc = Command::new("cc");
     cc.args([
         "-std=c11",
@@ -143,7 +141,7 @@ pub fn in_c(profile: &str, to: &Path) -> Command {
     .arg(gloop.join("include"))
     .arg(gloop.join("examples/turns.c"))
     .arg("-L")
-    .arg(&libraries)
+    .arg(libraries)
     .arg("-lgloop")
     // The library is next to the program, or where it was built.
     .arg(format!("-Wl,-rpath,$ORIGIN:{}", libraries.display()))
@@ -187,7 +185,7 @@ pub fn shared() -> Result<()> {
     // Kills the arbiter: the job stops, and continues with the next arbiter.
     machine.arbiter.0.kill()?;
     machine.arbiter.0.wait()?;
-    machine.arbiter = Machine::arbiter(&machine.socket)?;
+    machine.arbiter = Machine::arbiter(&machine.built, &machine.socket)?;
     machine.computes("large", Duration::from_millis(200))?;
     ensure!(machine.client("large").turns == 1, "alone it has one turn");
     Ok(())

@@ -221,7 +221,7 @@ fn pack() -> Result<PathBuf> {
     let folder = target().join("gpu");
     fs::create_dir_all(folder.join("examples"))?;
     let guest = ring::build()?;
-    let release = programs::release()?;
+    let release = programs::folder()?;
     let step = Step::new("building the measurements (release)");
     packages::run(cargo().args(["build", "--release", "--quiet", "-p", "xtask"]))?;
     step.finish();

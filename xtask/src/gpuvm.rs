@@ -15,7 +15,7 @@ use gantry_tests::{
 
 use crate::{
     bench::processors,
-    programs::{self, release, root, target},
+    programs::{self, folder, root, target},
     ring::guests,
 };
 
@@ -101,7 +101,7 @@ pub fn replay() -> Result<()> {
         )
     })?;
     let recorded = Recorded::parse(bytes, &fs::read_to_string(path(PARTS))?)?;
-    let (release, guests) = (release()?, guests()?);
+    let (release, guests) = (folder()?, guests()?);
     let folder = target().join("gpuvm");
     fs::create_dir_all(&folder)?;
     for (program, name) in [

@@ -12,11 +12,11 @@
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fair that is;
 //!   [`sharing_closed`]: the same if they wait for their results; [`sharing_hashcat`]: a real program of this kind;
 //!   [`shared_device`]: the processes for all of these.
-//! - [`test`]: every test, including nested ones; [`unit_tests`]: the crates' unit tests; [`changed`]: the tests that a
-//!   change can affect.
+//! - [`test`]: the tests, nested ones included; [`unit_tests`]: the crates' unit tests; [`quick`]: the scenarios that run
+//!   by default; [`changed`]: the tests that a change can affect.
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine, and third-party programs.
 //! - [`programs`]: builds what the others run; [`built`]: what scenarios need; [`progress`]: progress messages;
-//!   [`release`]: builds what users install.
+//!   [`release`]: builds what users install; [`workspace`]: the crates.
 
 mod again;
 mod bench;
@@ -41,6 +41,7 @@ mod moved_guest;
 mod opencl;
 mod programs;
 mod progress;
+mod quick;
 mod release;
 mod ring;
 mod selected;
@@ -52,6 +53,7 @@ mod sharing_hashcat;
 mod sharing_vms;
 mod test;
 mod unit_tests;
+mod workspace;
 
 use clap::{Parser, Subcommand};
 
@@ -76,7 +78,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Build the host's programs, and what makes their backtraces readable in files beside them.
     Release(release::Options),
-    /// Run every test; with words, only the scenarios whose names contain one of them.
+    /// Run checks, unit tests and short scenarios; with --all, every test; with words, only the scenarios whose
+    /// names contain one of them.
     Test(test::Options),
 }
 

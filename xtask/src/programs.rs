@@ -4,7 +4,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::OnceLock,
 };
 
 use anyhow::{Context, Result};
@@ -53,6 +53,7 @@ const PACKAGES: &[&str] = &[
     "ch-client",
     "gantry-cuda",
     "gantry-cuda-driver",
+    "gantry-gloop",
     "gantry-malloc",
     "gantry-opencl",
     "gantry-remoting",
@@ -66,55 +67,71 @@ const PACKAGES: &[&str] = &[
 /// Gantry's package.
 const GANTRY: &str = "vmm";
 
-/// Environment variable that overrides link-time optimization for the whole build.
-const LTO: &str = "CARGO_PROFILE_RELEASE_LTO";
-
-static ONLY_TESTED: AtomicBool = AtomicBool::new(false);
-
-/// Makes this run build only gantry with link-time optimization, as it is shipped and as its size is promised. For the
-/// other thirty programs, the compiler would repeat all its work on mostly the same crates.
-pub fn only_test() {
-    ONLY_TESTED.store(true, Ordering::Relaxed);
+/// How a run of xtask builds programs.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Build {
+    /// As they are shipped, with link-time optimization: for measurements.
+    #[default]
+    Shipped,
+    /// Quickly: for tests and the demonstration.
+    Scenario,
+    /// Quickly, except gantry, which is as it is shipped: for all tests.
+    ScenarioOfShipped,
 }
 
-/// Whether gantry is built separately from the rest.
-fn apart() -> bool {
-    ONLY_TESTED.load(Ordering::Relaxed) && std::env::var_os(LTO).is_none()
+impl Build {
+    /// Cargo's profile.
+    pub fn profile(self) -> &'static str {
+        match self {
+            Self::Shipped => "release",
+            Self::Scenario | Self::ScenarioOfShipped => "scenario",
+        }
+    }
 }
 
-/// Builds without link-time optimization, with more codegen units.
-fn quickly(build: &mut Command) {
-    build
-        .env(LTO, "off")
-        .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+static BUILD: OnceLock<Build> = OnceLock::new();
+
+/// Chooses how this run builds programs, before it builds any.
+pub fn choose(build: Build) {
+    // A run has one command, which chooses once.
+    let _ = BUILD.set(build);
 }
 
-/// Builds all release programs that need an operating system, except the guest's agent, and except gantry where that is
-/// built separately ([`gantry`]). Returns their folder. Every caller builds the same set of packages: with another set,
+/// How this run builds programs.
+pub fn chosen() -> Build {
+    *BUILD.get_or_init(Build::default)
+}
+
+/// Builds all programs that need an operating system, except the guest's agent, and except gantry where it is built
+/// separately ([`gantry`]). Returns their folder. Every caller builds the same set of packages: with another set,
 /// features of dependencies would differ, and most crates would be compiled and linked again.
-pub fn release() -> Result<PathBuf> {
-    let mut build = cargo();
+pub fn folder() -> Result<PathBuf> {
+    let (chosen, mut build) = (chosen(), cargo());
+    let profile = chosen.profile();
     build
-        .args(["build", "--release", "--quiet"])
+        .args(["build", "--profile", profile, "--quiet"])
         .args(["--lib", "--bins", "--examples"])
         .args(PACKAGES.iter().flat_map(|name| ["--package", name]));
-    let step = if apart() {
-        quickly(&mut build);
-        Step::new("building drivers and the programs of the tests (release)")
+    let step = if chosen == Build::ScenarioOfShipped {
+        Step::new(format!(
+            "building drivers and the programs of the tests ({profile})"
+        ))
     } else {
         build.args(["--package", GANTRY]);
-        Step::new("building gantry, its drivers and the programs of its tests (release)")
+        Step::new(format!(
+            "building gantry, its drivers and the programs of its tests ({profile})"
+        ))
     };
     packages::run(&mut build)?;
     step.finish();
-    let folder = target().join("release");
+    let folder = target().join(profile);
     fs::canonicalize(&folder).with_context(|| format!("cannot find {}", folder.display()))
 }
 
 /// Builds gantry.
 pub fn gantry() -> Result<PathBuf> {
-    if !apart() {
-        return Ok(release()?.join("gantry"));
+    if chosen() != Build::ScenarioOfShipped {
+        return Ok(folder()?.join("gantry"));
     }
     let folder = target().join("shipped");
     let gantry = release::build(&[(GANTRY, &["gantry"])], &folder)?;
@@ -124,54 +141,49 @@ pub fn gantry() -> Result<PathBuf> {
 
 /// Builds the programs that the nested rig contains.
 pub fn build() -> Result<Binaries> {
-    let release = release()?;
-    let agent = agent(&release.join("libgantry_opencl.so"))?;
+    let built = folder()?;
+    let agent = agent(&built.join("libgantry_opencl.so"))?;
     Ok(Binaries {
         gantry: gantry()?,
-        gf100: release.join("gantry-gf100"),
-        gpu: release.join("gantry-gpu"),
-        runner: release.join("runner"),
-        client: release.join("ch-client"),
-        tunnel: release.join("gantry-tunnel"),
+        gf100: built.join("gantry-gf100"),
+        gpu: built.join("gantry-gpu"),
+        runner: built.join("runner"),
+        client: built.join("ch-client"),
+        tunnel: built.join("gantry-tunnel"),
         opencl: Programs {
-            pool: release.join("gantry-accel"),
-            arbiter: release.join("gantry-arbiter"),
+            pool: built.join("gantry-accel"),
+            arbiter: built.join("gantry-arbiter"),
             agent,
-            example: release.join("examples/opencl_figures"),
-            shared: release.join("examples/opencl_shared"),
-            idle: release.join("examples/opencl_idle"),
-            moving: release.join("examples/opencl_moving"),
-            turns: release.join("examples/opencl_turns"),
-            hostile: release.join("examples/opencl_hostile"),
+            example: built.join("examples/opencl_figures"),
+            shared: built.join("examples/opencl_shared"),
+            idle: built.join("examples/opencl_idle"),
+            moving: built.join("examples/opencl_moving"),
+            turns: built.join("examples/opencl_turns"),
+            hostile: built.join("examples/opencl_hostile"),
             cuda: Cuda {
-                driver: release.join("libgantry_cuda.so"),
-                programs: release.join("examples/cuda_programs"),
-                stand_in: release.join("libgantry_cuda_driver.so"),
+                driver: built.join("libgantry_cuda.so"),
+                programs: built.join("examples/cuda_programs"),
+                stand_in: built.join("libgantry_cuda_driver.so"),
             },
         },
     })
 }
 
-/// Builds the guest's agent, which needs no shared objects and embeds the driver. A build for a named target applies
-/// its flags only to the program, not to code that runs during the build.
+/// Builds the guest's agent, which needs no shared objects and embeds the driver. Only the program itself is compiled for
+/// that: what it is linked from is the same either way, and is there already.
 fn agent(driver: &Path) -> Result<PathBuf> {
-    const TARGET: &str = "x86_64-unknown-linux-gnu";
-    let step = Step::new("building the guest's agent (release)");
+    let profile = chosen().profile();
+    let step = Step::new(format!("building the guest's agent ({profile})"));
     let mut build = cargo();
     build
-        .args(["build", "--release", "--quiet", "-p", "gantry-agent"])
-        .args(["--features", "carry-driver", "--target", TARGET])
-        .env("GANTRY_DRIVER", driver)
-        .env(
-            "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
-            "-Ctarget-feature=+crt-static",
-        );
-    if apart() {
-        quickly(&mut build);
-    }
+        .args(["rustc", "--profile", profile, "--quiet"])
+        .args(["-p", "gantry-agent", "--bin", "gantry-agent"])
+        .args(["--features", "carry-driver"])
+        .args(["--", "-Ctarget-feature=+crt-static"])
+        .env("GANTRY_DRIVER", driver);
     packages::run(&mut build)?;
     step.finish();
-    Ok(target().join(TARGET).join("release/gantry-agent"))
+    Ok(target().join(profile).join("gantry-agent"))
 }
 
 /// Checks formatting and clippy for a separate workspace of programs without an operating system. `manifest` is its

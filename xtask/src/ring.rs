@@ -111,7 +111,7 @@ fn program(folder: &Path, api: Api) -> Result<Command> {
         command.args(["--api", "cuda"]);
         // A device file of NVIDIA's driver.
         if !Path::new("/dev/nvidiactl").exists() {
-            let stand_in = programs::release()?.join("libgantry_cuda_driver.so");
+            let stand_in = programs::folder()?.join("libgantry_cuda_driver.so");
             // It reserves addresses that count as memory.
             command
                 .args(["--heap", "262144", "--library"])
@@ -124,7 +124,7 @@ fn program(folder: &Path, api: Api) -> Result<Command> {
 /// A folder with everything that the programs need except the C library and an OpenCL driver.
 pub fn build() -> Result<PathBuf> {
     packages::install(PROGRAMS)?;
-    let release = programs::release()?;
+    let release = programs::folder()?;
     let guest = guests()?;
     let folder = target().join("ring");
     fs::create_dir_all(&folder)?;

@@ -42,7 +42,7 @@ impl Built {
 /// Installs and builds what is needed.
 pub fn build() -> Result<Built> {
     packages::install(PROGRAMS)?;
-    Ok(Built(programs::release()?))
+    Ok(Built(programs::folder()?))
 }
 
 /// A process that is killed when the value is dropped.

@@ -45,6 +45,12 @@ const SCENARIOS: &[(&str, Scenario)] = &[
     ),
 ];
 
+/// Names of the scenarios.
+#[cfg(test)]
+pub fn names() -> impl Iterator<Item = &'static str> {
+    SCENARIOS.iter().map(|&(name, _)| name)
+}
+
 /// Runs the scenarios that the words select, or all if there are none.
 pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
     selected::run(

@@ -21,9 +21,9 @@ use crate::{
     changed::{self, Selection},
     count::Count,
     described, fuzz, gate, gloop, moved_guest, opencl,
-    programs::{self, cargo, root, target},
+    programs::{self, Build, cargo, root, target},
     progress::Step,
-    release, ring, sharing, unit_tests,
+    quick, release, ring, sharing, unit_tests,
 };
 
 /// Programs that tests need, and the Debian packages that contain them.
@@ -42,16 +42,22 @@ fn needed() -> Vec<(&'static str, &'static str)> {
     [PROGRAMS, gate::PROGRAMS, release::PROGRAMS].concat()
 }
 
-/// Minutes after which a whole run begins no nested scenario. `.ci/run` took 54 minutes on one host with two CPUs, and over 105
+/// Minutes after which a whole run (`--all`) begins no nested scenario. `.ci/run` took 54 minutes on one host with two CPUs, and over 105
 /// on another.
 const MINUTES: u64 = 70;
 
 /// Options of `cargo xtask test`.
-#[derive(Clone, clap::Args)]
+#[derive(clap::Args)]
 pub struct Options {
     /// Only scenarios whose names contain one of these words. `gate:` chooses the gate's
     /// checks; gate:bare, gate:6.1, gate:6.12, gate:linux and gate:seats are their parts.
     words: Vec<String>,
+    /// Every test, with gantry as it is shipped. Without it: formatting, lints, unit tests and short scenarios.
+    #[arg(long, conflicts_with_all = ["words", "changed"])]
+    all: bool,
+    /// What is built and tested only before a release. There is nothing yet.
+    #[arg(long, conflicts_with_all = ["words", "all", "changed", "no_rig"])]
+    product: bool,
     /// Leave out the nested scenarios.
     #[arg(long, conflicts_with = "words")]
     no_rig: bool,
@@ -60,8 +66,8 @@ pub struct Options {
     #[arg(long, value_name = "COMMIT", conflicts_with_all = ["words", "no_rig"])]
     #[arg(num_args = 0..=1, default_missing_value = "HEAD")]
     changed: Option<String>,
-    /// After so many minutes (70 for a whole run), nested scenarios are skipped that have not begun,
-    /// and failed tests are not repeated.
+    /// After so many minutes (70 with --all), nested scenarios are skipped that have not begun, and failed
+    /// tests are not repeated.
     #[arg(long)]
     minutes: Option<u64>,
 }
@@ -69,25 +75,41 @@ pub struct Options {
 /// Runs the tests. An error means that not all of them passed.
 pub fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
-    let selection = options.changed.as_deref().map(changed::since).transpose()?;
-    packages::install(fuzz::PROGRAMS)?;
-    programs::only_test();
     let mut count = Count::default();
-    let is_whole = options.words.is_empty() && !options.no_rig && selection.is_none();
+    if options.product {
+        return count.nothing();
+    }
+    let selection = options.changed.as_deref().map(changed::since).transpose()?;
+    // No words select all scenarios.
+    let words = match &selection {
+        Some(Selection { words, .. }) => words.clone(),
+        None if options.all => Some(Vec::new()),
+        None if options.words.is_empty() => Some(quick::words()),
+        None => Some(options.words.clone()),
+    };
+    let is_nothing = selection.is_some() && words.as_ref().is_some_and(Vec::is_empty);
+    let words = words.unwrap_or_default();
+    programs::choose(match words.is_empty() && !is_nothing {
+        true => Build::ScenarioOfShipped,
+        false => Build::Scenario,
+    });
+    let is_whole = options.all && !options.no_rig;
     let minutes = options.minutes.or(is_whole.then_some(MINUTES));
     let end = minutes.map(|minutes| start + Duration::from_mins(minutes));
     // Unit tests leave CPUs idle most of the time, and so do linking and the last crates of each
     // build.
-    let ahead = is_whole.then(|| Built::ahead(needed()));
-    if !is_whole {
+    let is_ahead = options.words.is_empty() && !options.no_rig && selection.is_none();
+    let ahead = is_ahead.then(|| Built::ahead(needed(), words.clone()));
+    if !is_ahead {
         packages::install(&needed())?;
     }
     if options.words.is_empty() {
         count.begin("checks");
-        if let Err(error) = checks(&mut count) {
+        let is_quick = !options.all && selection.is_none();
+        if let Err(error) = checks(&mut count, is_quick) {
             count.lacks("check: the checks can be run", &error);
         }
-        if !is_whole {
+        if !is_quick && !is_whole {
             count.begin("models");
             if let Err(error) = models("0", |name, outcome| count.add(name, outcome, None)) {
                 count.lacks("check: the models can be run", &error);
@@ -106,37 +128,34 @@ pub fn run(options: &Options) -> Result<()> {
             count.lacks("check: the unit tests can be run", &error);
         }
     }
-    let words = match selection {
-        // Without words, all scenarios would be selected.
-        Some(Selection {
-            words: Some(words), ..
-        }) if words.is_empty() => return count.summary(&options.words),
-        Some(Selection { words, .. }) => words.unwrap_or_default(),
-        None => options.words.clone(),
-    };
-    let options = &Options {
-        words,
-        ..options.clone()
-    };
+    if is_nothing {
+        return count.summary(&options.words);
+    }
     count.begin("building the rest of what scenarios need");
     let built = ahead.and_then(|ahead| ahead.join().ok());
-    let built = built.unwrap_or_else(|| Built::new(&options.words, !options.no_rig));
+    let built = built.unwrap_or_else(|| Built::new(&words, !options.no_rig));
+    let selected = Selected {
+        words,
+        is_nested: !options.no_rig,
+        is_whole,
+        end,
+    };
     let count = Mutex::new(count);
-    let ran = gate_and_scenarios(options, is_whole, end, built, &count);
+    let ran = gate_and_scenarios(&selected, built, &count);
     let mut count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
     if is_whole {
         again::run(&mut count, |name, second| {
             if end.is_some_and(|end| Instant::now() >= end) {
                 return Ok(());
             }
-            let options = Options {
+            let selected = Selected {
                 words: vec![name],
-                no_rig: false,
-                changed: None,
-                ..options.clone()
+                is_nested: true,
+                is_whole: false,
+                end: None,
             };
-            let built = Built::nested(&options.words);
-            gate_and_scenarios(&options, false, None, built, second)
+            let built = Built::nested(&selected.words);
+            gate_and_scenarios(&selected, built, second)
         });
     }
     // Also after an early end: the summary names what has failed until then.
@@ -144,21 +163,28 @@ pub fn run(options: &Options) -> Result<()> {
     ran.and(all_passed)
 }
 
-/// Runs the gate's hosts next to what this machine runs itself, and the nested scenarios until `end`.
-fn gate_and_scenarios(
-    options: &Options,
+/// The scenarios of a run.
+struct Selected {
+    /// Their names contain one of these words; without words, all.
+    words: Vec<String>,
+    /// Whether nested scenarios are among them.
+    is_nested: bool,
+    /// Whether models run beside them.
     is_whole: bool,
+    /// When no nested scenario begins any more.
     end: Option<Instant>,
-    built: Built,
-    count: &Mutex<Count>,
-) -> Result<()> {
+}
+
+/// Runs the gate's hosts next to what this machine runs itself, and the nested scenarios.
+fn gate_and_scenarios(selected: &Selected, built: Built, count: &Mutex<Count>) -> Result<()> {
     let report = |name: &str, outcome: &Outcome| count.lock_unpoisoned().add(name, outcome, None);
     let Built { checks, hosts, rig } = built;
     for (name, outcome) in checks {
         report(&name, &outcome);
     }
     let nothing: Before<'_> = Box::new(|| Ok(()));
-    let gate = match options.no_rig || options.words.iter().any(|word| gate::has(word)) {
+    let words = &selected.words;
+    let gate = match !selected.is_nested || words.iter().any(|word| gate::has(word)) {
         true => {
             hosts.run(2, report)?;
             nothing
@@ -166,15 +192,17 @@ fn gate_and_scenarios(
         // What this machine runs itself leaves CPUs idle most of the time.
         false => Box::new(|| hosts.run(1, report)),
     };
-    if options.no_rig {
+    if !selected.is_nested {
         return Ok(());
     }
-    let before = [gate, Box::new(|| scenarios(&options.words, count))];
+    let before = [gate, Box::new(|| scenarios(words, count))];
     thread::scope(|scope| {
         // Everything from here on waits at times and leaves CPUs idle.
-        let models = is_whole.then(|| scope.spawn(|| models("19", report)));
+        let models = selected
+            .is_whole
+            .then(|| scope.spawn(|| models("19", report)));
         let result = match rig {
-            Some(rig) => rig.run(&options.words, before, end, |result| told(result, count)),
+            Some(rig) => rig.run(words, before, selected.end, |result| told(result, count)),
             None => side_by_side(before, |_| Ok(())),
         };
         let models = models.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
@@ -217,8 +245,8 @@ fn told(result: ScenarioResult, count: &Mutex<Count>) {
     }
 }
 
-/// Checks format, lints, licenses and advisories.
-fn checks(count: &mut Count) -> Result<()> {
+/// Checks format and lints; unless it has to be quick, also programs of other workspaces, licenses and advisories.
+fn checks(count: &mut Count, is_quick: bool) -> Result<()> {
     let mut fmt = cargo();
     fmt.args(["fmt", "--all", "--check"]);
     count.add("check: source is formatted", &outcome(fmt)?, None);
@@ -236,6 +264,10 @@ fn checks(count: &mut Count) -> Result<()> {
     let result = outcome(clippy)?;
     step.finish();
     count.add("check: clippy has nothing to say", &result, None);
+    if is_quick {
+        return Ok(());
+    }
+    packages::install(fuzz::PROGRAMS)?;
     let step = Step::new("checking the fuzz targets");
     let mut fuzz = cargo();
     // Most of its dependencies are already built from running clippy.
@@ -377,14 +409,18 @@ fn models(nice: &str, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
         test.args(["-n", nice])
             .arg(cargo().get_program())
             .current_dir(root());
-        test.args(["test", "--quiet", "--release", "--lib", "--package"])
-            .args([package, "--no-default-features", "--features", features])
-            .arg("model::")
-            .env("RUSTFLAGS", "--cfg loom")
-            .env("CARGO_TARGET_DIR", target().join("loom"))
-            // Options for shipped programs would only cost time here.
-            .env("CARGO_PROFILE_RELEASE_LTO", "off")
-            .env("CARGO_PROFILE_RELEASE_CODEGEN_UNITS", "16");
+        test.args([
+            "test",
+            "--quiet",
+            "--profile",
+            "scenario",
+            "--lib",
+            "--package",
+        ])
+        .args([package, "--no-default-features", "--features", features])
+        .arg("model::")
+        .env("RUSTFLAGS", "--cfg loom")
+        .env("CARGO_TARGET_DIR", target().join("loom"));
         let result = outcome(test)?;
         step.finish();
         report(name, &result);

@@ -10,47 +10,7 @@ use anyhow::{Context, Result};
 use gantry_tests::{report::Outcome, rig::packages};
 use serde_json::Value;
 
-use crate::{programs::cargo, progress::Step};
-
-/// Crates whose unit tests run.
-const CRATES: &[&str] = &[
-    "base",
-    "hypervisor",
-    "arch",
-    "device-model",
-    "console",
-    "disk",
-    "acpi",
-    "legacy",
-    "pci",
-    "virtio",
-    "vfio",
-    "accel",
-    "gate",
-    "gpu",
-    "vmfunc-gate",
-    "vmm",
-    "gantry-remoting",
-    "gantry-client",
-    "cuda-definition",
-    "gantry-cudart",
-    "gantry-cublas",
-    "gantry-cuda-blas",
-    "gantry-cuda-driver",
-    "gantry-cuda",
-    "gantry-nvml",
-    "gantry-cuda-run",
-    "gantry-smi",
-    "gantry-opencl",
-    "gantry-agent",
-    "gf100",
-    "gantry-tunnel",
-    "vfio-client",
-    "gantry-gloop",
-    "gpu-mediator",
-    "gantry-tests",
-    "xtask",
-];
+use crate::{programs::cargo, progress::Step, workspace};
 
 /// Shells that complete command lines of `gantry`, and their Debian packages.
 const SHELLS: &[(&str, &str)] = &[("fish", "fish"), ("zsh", "zsh")];
@@ -65,7 +25,8 @@ const LIMIT: &str = "600";
 pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
     packages::install(SHELLS)?;
     let step = Step::new("building unit tests");
-    let built = build()?;
+    let crates = workspace::tested()?;
+    let built = build(&crates)?;
     step.finish();
     let programs = match built {
         Ok(programs) => programs,
@@ -74,7 +35,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
             return Ok(());
         }
     };
-    for name in CRATES.iter().filter(|name| wanted(name)) {
+    for name in crates.iter().filter(|name| wanted(name)) {
         let mut seen = 0;
         for program in programs.iter().filter(|program| program.package == *name) {
             seen += tell(name, &program.run(&[])?, &mut report);
@@ -87,7 +48,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
     let step = Step::new("building and running the documentation's examples");
     let mut examples = Command::new("timeout");
     examples.arg(LIMIT).arg(cargo().get_program());
-    let output = of_all(examples.args(["test", "--no-fail-fast", "--doc"]))
+    let output = of_all(&crates, examples.args(["test", "--no-fail-fast", "--doc"]))
         .current_dir(crate::programs::root())
         .stdin(Stdio::null())
         .output()?;
@@ -101,11 +62,15 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
 /// # Errors
 /// Cargo or a program cannot be started.
 pub fn again(names: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
-    let tests: Vec<_> = names.iter().filter_map(|name| unit_test(name)).collect();
+    let crates = workspace::tested()?;
+    let tests: Vec<_> = names
+        .iter()
+        .filter_map(|name| unit_test(&crates, name))
+        .collect();
     if tests.is_empty() {
         return Ok(());
     }
-    let programs = build()?.unwrap_or_default();
+    let programs = build(&crates)?.unwrap_or_default();
     for (package, test) in tests {
         let of_package = programs.iter().filter(|one| one.package == package);
         let outputs = of_package.map(|program| program.run(&["--exact", test]));
@@ -135,17 +100,21 @@ fn together(test: &str, outputs: impl Iterator<Item = Result<Output>>) -> Result
 }
 
 /// Splits a name into crate and test, if it is a unit test.
-fn unit_test(name: &str) -> Option<(&str, &str)> {
+fn unit_test<'n>(crates: &[String], name: &'n str) -> Option<(&'n str, &'n str)> {
     let (package, test) = name.split_once(": ")?;
-    CRATES.contains(&package).then_some((package, test))
+    let is_crate = crates.iter().any(|one| one == package);
+    is_crate.then_some((package, test))
 }
 
 /// Builds the programs with unit tests, or returns Cargo's message on why they cannot be built.
-fn build() -> Result<Result<Vec<Program>, String>> {
-    let built = of_all(cargo().args(["test", "--quiet", "--no-run", "--tests"]))
-        .arg("--message-format=json-render-diagnostics")
-        .stdin(Stdio::null())
-        .output()?;
+fn build(crates: &[String]) -> Result<Result<Vec<Program>, String>> {
+    let built = of_all(
+        crates,
+        cargo().args(["test", "--quiet", "--no-run", "--tests"]),
+    )
+    .arg("--message-format=json-render-diagnostics")
+    .stdin(Stdio::null())
+    .output()?;
     if !built.status.success() {
         return Ok(Err(String::from_utf8_lossy(&built.stderr).into_owned()));
     }
@@ -153,8 +122,8 @@ fn build() -> Result<Result<Vec<Program>, String>> {
 }
 
 /// Always the same selection, since the features differ with another one.
-fn of_all(command: &mut Command) -> &mut Command {
-    command.args(CRATES.iter().flat_map(|name| ["--package", name]))
+fn of_all<'c>(crates: &[String], command: &'c mut Command) -> &'c mut Command {
+    command.args(crates.iter().flat_map(|name| ["--package", name]))
 }
 
 /// A program that Cargo has built.

@@ -1,8 +1,12 @@
-//! Everything that SPECIFICATION.md names as upholding a promise exists.
+//! Everything that SPECIFICATION.md names as upholding a promise exists, and a default run of the tests checks every
+//! promise that it can.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::{fs, path::Path};
+
+/// What only `cargo xtask test --all`, `fuzz` or `bench` checks: the size of the shipped program, and two hosts.
+const ONLY_ALL: &[&str] = &["size: ", "migration: between two hosts"];
 
 fn sources(folder: &Path, text: &mut String) {
     for entry in fs::read_dir(folder).unwrap() {
@@ -19,9 +23,10 @@ fn sources(folder: &Path, text: &mut String) {
 }
 
 #[test]
-fn every_promise_has_what_it_names() {
+fn every_promise_has_what_it_names_and_a_quick_test() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let specification = fs::read_to_string(root.join("SPECIFICATION.md")).unwrap();
+    let quick = fs::read_to_string(root.join("xtask/src/quick.rs")).unwrap();
     let mut code = String::new();
     sources(&root, &mut code);
     let mut promises = 0;
@@ -35,12 +40,22 @@ fn every_promise_has_what_it_names() {
         promises += 1;
         let names: Vec<&str> = holders.split('`').skip(1).step_by(2).collect();
         assert!(!names.is_empty(), "nothing holds: {promise}");
+        let mut has_quick = false;
         for name in names {
             let is_test = code.contains(&format!("fn {name}("));
-            let is_scenario = code.contains(&format!("\"{name}\""));
+            let is_scenario = name.contains(": ") && code.contains(&format!("\"{name}\""));
+            // A word without a colon is a fuzz target or a benchmark.
+            let is_measured = !name.contains(' ') && code.contains(&format!("\"{name}\""));
             let is_fuzzed = root.join(format!("fuzz/targets/{name}.rs")).exists();
-            assert!(is_test || is_scenario || is_fuzzed, "there is no {name:?}");
+            assert!(
+                is_test || is_scenario || is_measured || is_fuzzed,
+                "there is no {name:?}"
+            );
+            has_quick |= is_test || is_measured || is_fuzzed;
+            has_quick |= quick.contains(&format!("\"{name}\""));
+            has_quick |= ONLY_ALL.iter().any(|prefix| name.starts_with(prefix));
         }
+        assert!(has_quick, "no quick test: {promise}");
     }
     assert!(promises > 15, "{promises} promises were read");
 }

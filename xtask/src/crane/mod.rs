@@ -90,7 +90,7 @@ pub fn run(options: &Options, elsewhere: &Elsewhere, pack_only: bool) -> Result<
             packages::install(foreign::PACKAGES)?;
             packages::install(link::PACKAGES)?;
             packages::install(sharing_hashcat::PACKAGES)?;
-            (programs::release()?, PathBuf::from("/etc/OpenCL/vendors"))
+            (programs::folder()?, PathBuf::from("/etc/OpenCL/vendors"))
         }
     };
     let gpus = match options.gpus[..] {
@@ -209,7 +209,7 @@ fn device(vendors: &Path) -> Result<String> {
 fn pack() -> Result<PathBuf> {
     let folder = target().join("crane");
     fs::create_dir_all(folder.join("examples"))?;
-    let release = programs::release()?;
+    let release = programs::folder()?;
     packages::run(programs::cargo().args(["build", "--release", "--quiet", "-p", "xtask"]))?;
     for name in BUILT {
         programs::pack(&release.join(name), &folder.join(name))

@@ -206,7 +206,7 @@ fn initramfs(
     kernel: &Path,
     work: &Path,
 ) -> Result<PathBuf> {
-    let release = programs::release()?;
+    let release = programs::folder()?;
     let root = work.join("root");
     let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
     images::start(&root, &busybox)?;

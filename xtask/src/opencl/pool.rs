@@ -80,7 +80,7 @@ impl Pool {
     /// Installs and builds what is needed, and starts a pool.
     pub fn start_installed() -> Result<Self> {
         packages::install(PROGRAMS)?;
-        Self::start(Way::Rings, "usual", programs::release()?, &[])
+        Self::start(Way::Rings, "usual", programs::folder()?, &[])
     }
 
     /// Starts a pool from programs that were built elsewhere, using this machine's driver.
