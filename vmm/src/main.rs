@@ -14,8 +14,8 @@ use base::Output;
 use vmm::{
     api::{self, ListenError, Listener, Server},
     cli::{
-        Cli, Command, CtlError, Deferred, EventTarget, Places, TopError, VmArgsError, command,
-        help_all, help_of, write_manual,
+        Cli, Command, CtlError, Deferred, EventTarget, FindError, Places, TopError, VmArgsError,
+        command, help_all, help_of, write_manual,
     },
     control::{self, ExitReason, Start, StartOptions},
     doctor::{Finding, Host, Verdict},
@@ -29,6 +29,9 @@ const USAGE: u8 = 2;
 
 /// Exit status: the guest failed and was lost.
 const LOST: u8 = 3;
+
+/// Exit status: it is unclear which VMM a request is for, and none has received it.
+const AMBIGUOUS: u8 = 4;
 
 /// Gantry cannot do what was requested.
 #[derive(Debug, thiserror::Error)]
@@ -100,6 +103,7 @@ fn ended(outcome: Result<ExitCode, Error>) -> ExitCode {
             base::note::error("gantry", &error);
             match error {
                 Error::Vm(_) => ExitCode::from(USAGE),
+                Error::Ctl(CtlError::Find(FindError::Several(_))) => ExitCode::from(AMBIGUOUS),
                 _ => ExitCode::FAILURE,
             }
         }

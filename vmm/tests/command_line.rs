@@ -98,6 +98,38 @@ fn a_wrong_command_line_has_exit_status_2_and_a_failure_1() {
 }
 
 #[test]
+fn a_vmm_that_is_silent_may_be_the_one_that_is_meant() {
+    let [one, other] = [(); 2].map(|()| tempfile::tempdir().unwrap());
+    let mut running = Waiting::start(one.path(), &[]);
+    let stopped = Waiting::start(other.path(), &[]);
+    let ctl = |command| {
+        let mut ctl = Command::new(GANTRY);
+        ctl.args(["ctl", command]).env_remove("GANTRY_SOCKET");
+        ctl.output().unwrap()
+    };
+    // SAFETY: the process is this test's child, which has not been waited for.
+    unsafe { libc::kill(stopped.process.id() as i32, libc::SIGSTOP) };
+    let output = ctl("shutdown-vmm");
+    let said = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{said}");
+    let silent = format!("{} (does not answer)", stopped.socket.display());
+    assert!(said.contains(running.socket.to_str().unwrap()), "{said}");
+    assert!(said.contains(&silent), "{said}");
+    assert!(running.ctl(&["ping"]).status.success(), "it has ended");
+    let line = format!(
+        "{}\t{}\tdoes not answer\n",
+        stopped.socket.display(),
+        stopped.process.id()
+    );
+    let listed = text(&ctl("list").stdout);
+    assert!(listed.contains(&line), "{listed}");
+    let said = text(&stopped.ctl(&["ping"]).stderr);
+    assert!(said.contains("does not answer within 5s"), "{said}");
+    assert!(running.ctl(&["shutdown-vmm"]).status.success());
+    assert!(running.process.wait().unwrap().success());
+}
+
+#[test]
 fn requests_of_the_client_are_carried_out_under_the_seccomp_filter() {
     let dir = tempfile::tempdir().unwrap();
     let events = dir.path().join("events");
@@ -204,7 +236,7 @@ fn the_vmm_that_is_meant_is_found() {
     let other = tempfile::tempdir().unwrap();
     let _other = Waiting::start(other.path(), &[]);
     let output = ctl_of("", &["ping"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!(output.status.code(), Some(4));
     let message = text(&output.stderr);
     assert!(
         message.contains("VMMs are running") && message.contains(socket),

@@ -4,7 +4,8 @@ use std::{
     io::{self, Read, Write},
     os::{fd::RawFd, unix::net::UnixStream},
     path::{Path, PathBuf},
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -12,10 +13,13 @@ use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 use crate::api::PREFIX;
 
 /// Maximum size of a response in bytes: enough for the description of a VM with very many devices.
-const MAX_RESPONSE: u64 = 64 << 20;
+const MAX_RESPONSE: usize = 64 << 20;
 
 /// Maximum number of header lines in a response.
 const MAX_HEADERS: usize = 32;
+
+/// How long to wait before another attempt to connect to a socket whose queue is full.
+const RETRY: Duration = Duration::from_millis(10);
 
 /// A request failed.
 #[derive(Debug, thiserror::Error)]
@@ -31,6 +35,17 @@ pub enum ClientError {
     /// The connection broke.
     #[error("lost the connection to the VMM")]
     Connection(#[from] io::Error),
+    /// There is no response in time.
+    #[error(
+        "the VMM at {} does not answer within {patience:?}: it is stopped, or hangs",
+        path.display()
+    )]
+    Silent {
+        /// The socket.
+        path: PathBuf,
+        /// The time limit.
+        patience: Duration,
+    },
     /// The response is not HTTP.
     #[error("the VMM's answer cannot be understood")]
     NotHttp(#[from] httparse::Error),
@@ -51,7 +66,7 @@ pub enum ClientError {
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
-    /// Time limit for each step of a request; unlimited if `None`.
+    /// Time limit for a request; unlimited if `None`.
     patience: Option<Duration>,
 }
 
@@ -64,7 +79,7 @@ impl Client {
         }
     }
 
-    /// Sets a time limit for each step of a request.
+    /// Sets a time limit for each request.
     pub fn within(self, patience: Duration) -> Self {
         Self {
             patience: Some(patience),
@@ -85,13 +100,63 @@ impl Client {
         body: Option<&[u8]>,
         fds: &[RawFd],
     ) -> Result<Vec<u8>, ClientError> {
-        let mut stream =
-            UnixStream::connect(&self.socket).map_err(|source| ClientError::Connect {
-                path: self.socket.clone(),
-                source,
-            })?;
-        stream.set_read_timeout(self.patience)?;
-        stream.set_write_timeout(self.patience)?;
+        let end = self.patience.map(|patience| Instant::now() + patience);
+        self.exchange(method, path, body, fds, end)
+            .map_err(|error| self.silence(error))
+    }
+
+    /// Names a missed deadline as such.
+    fn silence(&self, error: ClientError) -> ClientError {
+        match (self.patience, error) {
+            (
+                Some(patience),
+                ClientError::Connection(source) | ClientError::Connect { source, .. },
+            ) if matches!(
+                source.kind(),
+                io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut
+            ) =>
+            {
+                ClientError::Silent {
+                    path: self.socket.clone(),
+                    patience,
+                }
+            }
+            (_, error) => error,
+        }
+    }
+
+    /// Connects, until `end` if the socket's queue is full.
+    fn connect(&self, end: Option<Instant>) -> io::Result<UnixStream> {
+        let Some(end) = end else {
+            return UnixStream::connect(&self.socket);
+        };
+        loop {
+            match base::socket::connect(&self.socket) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock && Instant::now() < end => {
+                    thread::sleep(RETRY);
+                }
+                Err(error) => return Err(error),
+                Ok(stream) => {
+                    base::socket::set_blocking(&stream, true)?;
+                    return Ok(stream);
+                }
+            }
+        }
+    }
+
+    fn exchange(
+        &self,
+        method: &str,
+        path: &str,
+        body: Option<&[u8]>,
+        fds: &[RawFd],
+        end: Option<Instant>,
+    ) -> Result<Vec<u8>, ClientError> {
+        let mut stream = self.connect(end).map_err(|source| ClientError::Connect {
+            path: self.socket.clone(),
+            source,
+        })?;
+        stream.set_write_timeout(left(end)?)?;
         let length = match body {
             Some(body) => format!("Content-Length: {}\r\n", body.len()),
             None => String::new(),
@@ -117,9 +182,28 @@ impl Client {
             return Err(error.into());
         }
         let mut answer = Vec::new();
-        stream.take(MAX_RESPONSE).read_to_end(&mut answer)?;
+        let mut part = [0; 16 << 10];
+        while answer.len() < MAX_RESPONSE {
+            stream.set_read_timeout(left(end)?)?;
+            match stream.read(&mut part) {
+                Ok(0) => break,
+                Ok(read) => answer.extend_from_slice(&part[..read]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
         parse(answer)
     }
+}
+
+/// The time until `end`, which is not zero; an error if it has passed.
+fn left(end: Option<Instant>) -> io::Result<Option<Duration>> {
+    let Some(end) = end else { return Ok(None) };
+    let left = end.saturating_duration_since(Instant::now());
+    if left.is_zero() {
+        return Err(io::ErrorKind::TimedOut.into());
+    }
+    Ok(Some(left))
 }
 
 fn parse(mut answer: Vec<u8>) -> Result<Vec<u8>, ClientError> {

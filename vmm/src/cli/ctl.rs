@@ -4,6 +4,7 @@ use std::{
     fs, io,
     io::{Read, Write},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use base::Output;
@@ -27,6 +28,9 @@ use crate::{
     },
     config::{self, syntax},
 };
+
+/// Time limit for the answer to `ping`, which takes milliseconds unless the VMM is stopped or its host is overloaded.
+const PING_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Send a request to a running Gantry.
 #[derive(Args, Clone, Debug)]
@@ -57,7 +61,7 @@ pub enum Action {
         /// Name of the command.
         command: Option<String>,
     },
-    /// Show the VMM's version and process ID.
+    /// Show the VMM's version and process ID. Fails if it does not answer within 5 s.
     Ping,
     /// Show configuration and state of the VM.
     Info,
@@ -259,6 +263,10 @@ impl Ctl {
             _ => {}
         }
         let client = Client::new(find::socket(self.socket.as_deref())?);
+        let client = match self.action {
+            Action::Ping => client.within(PING_PATIENCE),
+            _ => client,
+        };
         if let Action::Console { which } = self.action {
             return Ok(console::run(&client, which, terminal)?);
         }
@@ -273,13 +281,13 @@ impl Ctl {
     }
 }
 
-/// Lists the running VMMs, one per line.
+/// Lists the VMMs, one per line, with those that do not answer.
 fn list(out: &mut dyn Write) -> Result<(), CtlError> {
-    let lines = find::running(Path::new("/proc"));
+    let lines = find::found(Path::new("/proc"));
     if lines.is_empty() {
         base::note!("gantry: no VMM with an API socket runs here that this user can see");
     }
-    let lines = lines.iter().map(|running| format!("{running}\n"));
+    let lines = lines.iter().map(|found| format!("{found}\n"));
     out.write_all(lines.collect::<String>().as_bytes())
         .map_err(CtlError::Write)
 }

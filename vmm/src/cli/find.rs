@@ -1,10 +1,10 @@
 //! Finds the running VMMs, and the one that a command refers to.
 
 use std::{
-    collections::BTreeSet,
+    collections::BTreeMap,
     env,
     ffi::{OsStr, OsString},
-    fmt, fs,
+    fmt, fs, io,
     os::unix::{
         ffi::{OsStrExt, OsStringExt},
         fs::MetadataExt,
@@ -24,36 +24,46 @@ pub const PATIENCE: Duration = Duration::from_secs(1);
 /// Maximum number of processes to examine.
 const MOST: usize = 100_000;
 
-/// There is no VMM, or more than one.
+/// No VMM is found, or it is unclear which one is meant.
 #[derive(Debug, thiserror::Error)]
 pub enum FindError {
-    /// No VMM responds.
+    /// There is none.
     #[error(
         "no VMM with an API socket is running that this user can see: start one (gantry --api-socket \
          PATH), or name its socket by --socket or {VARIABLE}"
     )]
     None,
-    /// Several VMMs respond.
+    /// There are several, some of which may not answer.
     #[error(
         "{} VMMs are running: say by --socket or {VARIABLE} which one is meant: {}",
         .0.len(),
-        paths(.0)
+        names(.0)
     )]
-    Several(Vec<Running>),
+    Several(Vec<Found>),
 }
 
-fn paths(running: &[Running]) -> String {
-    let paths = running.iter().map(|one| one.socket.display().to_string());
-    paths.collect::<Vec<_>>().join(", ")
+fn names(found: &[Found]) -> String {
+    let names = found.iter().map(|one| match one.answer {
+        Some(_) => one.socket.display().to_string(),
+        None => format!("{} (does not answer)", one.socket.display()),
+    });
+    names.collect::<Vec<_>>().join(", ")
 }
 
-/// A VMM that has responded.
+/// A process that serves an API socket.
 #[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Running {
+pub struct Found {
     /// Its API socket.
     pub socket: PathBuf,
-    /// Its process ID.
+    /// Its process ID: as it says itself, otherwise as this host sees it.
     pub pid: i64,
+    /// What it has answered; `None` if it does not answer in time.
+    pub answer: Option<Running>,
+}
+
+/// What a VMM says about its VM.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Running {
     /// State of its VM, or that it has none.
     pub state: String,
     /// Number of vCPUs.
@@ -62,16 +72,27 @@ pub struct Running {
     pub memory: u64,
 }
 
-impl fmt::Display for Running {
+impl fmt::Display for Found {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
-            socket, pid, state, ..
+            socket,
+            pid,
+            answer,
         } = self;
-        write!(f, "{}\t{pid}\t{state}", socket.display())?;
-        match self.cpus {
+        write!(f, "{}\t{pid}\t", socket.display())?;
+        let Some(Running {
+            state,
+            cpus,
+            memory,
+        }) = answer
+        else {
+            return f.write_str("does not answer");
+        };
+        f.write_str(state)?;
+        match cpus {
             0 => Ok(()),
-            1 => write!(f, "\t1 vCPU\t{} MiB", self.memory >> 20),
-            cpus => write!(f, "\t{cpus} vCPUs\t{} MiB", self.memory >> 20),
+            1 => write!(f, "\t1 vCPU\t{} MiB", memory >> 20),
+            cpus => write!(f, "\t{cpus} vCPUs\t{} MiB", memory >> 20),
         }
     }
 }
@@ -84,28 +105,34 @@ pub fn socket(named: Option<&Path>) -> Result<PathBuf, FindError> {
     if let Some(path) = env::var_os(VARIABLE).filter(|path| !path.is_empty()) {
         return Ok(path.into());
     }
-    only(running(Path::new("/proc")))
+    only(found(Path::new("/proc")))
 }
 
-fn only(mut running: Vec<Running>) -> Result<PathBuf, FindError> {
-    match running.len() {
+fn only(mut found: Vec<Found>) -> Result<PathBuf, FindError> {
+    match found.len() {
         0 => Err(FindError::None),
-        1 => Ok(running.remove(0).socket),
-        _ => Err(FindError::Several(running)),
+        1 => Ok(found.remove(0).socket),
+        _ => Err(FindError::Several(found)),
     }
 }
 
-/// All VMMs that this user can see and that respond, by socket.
-pub fn running(proc: &Path) -> Vec<Running> {
-    sockets(proc).into_iter().filter_map(ask).collect()
+/// All VMMs that this user may use, by socket. One that does not answer is among them: it may be the one that is meant.
+pub fn found(proc: &Path) -> Vec<Found> {
+    sockets(proc)
+        .into_iter()
+        .filter_map(|(socket, pid)| ask(socket, pid))
+        .collect()
 }
 
-/// The API sockets that processes have on their command lines.
-fn sockets(proc: &Path) -> BTreeSet<PathBuf> {
+/// The API sockets that processes have on their command lines, with the processes' IDs.
+fn sockets(proc: &Path) -> BTreeMap<PathBuf, i64> {
     let processes = fs::read_dir(proc).into_iter().flatten().take(MOST);
     let processes = processes.filter_map(|entry| Some(entry.ok()?.path()));
     processes
-        .filter_map(|process| socket_of(&process))
+        .filter_map(|process| {
+            let pid = process.file_name()?.to_str()?.parse().ok()?;
+            Some((socket_of(&process)?, pid))
+        })
         .collect()
 }
 
@@ -147,30 +174,45 @@ fn socket_of(process: &Path) -> Option<PathBuf> {
     Some(fs::read_link(process.join("cwd")).ok()?.join(path))
 }
 
-/// Asks a VMM for its identity and the state of its VM.
-fn ask(socket: PathBuf) -> Option<Running> {
+/// Asks a VMM for its identity and the state of its VM. Returns `None` if this user may not use it.
+fn ask(socket: PathBuf, pid: i64) -> Option<Found> {
     let client = Client::new(socket.clone()).within(PATIENCE);
     let get = |path: &str| -> Result<Value, ClientError> {
         let answer = client.request("GET", path, None, &[])?;
         Ok(serde_json::from_slice(&answer).unwrap_or_default())
     };
-    let pid = get("vmm.ping").ok()?["pid"].as_i64().unwrap_or_default();
-    let mut running = Running {
+    let silent = Found {
         socket,
         pid,
-        state: "no VM".to_owned(),
-        cpus: 0,
-        memory: 0,
+        answer: None,
     };
-    if let Ok(info) = get("vm.info") {
-        info["state"]
-            .as_str()
-            .unwrap_or("?")
-            .clone_into(&mut running.state);
-        running.cpus = info["config"]["cpus"]["boot_vcpus"].as_u64().unwrap_or(0);
-        running.memory = info["memory_actual_size"].as_u64().unwrap_or(0);
-    }
-    Some(running)
+    let ping = match get("vmm.ping") {
+        Ok(ping) => ping,
+        Err(ClientError::Connect { source, .. })
+            if source.kind() == io::ErrorKind::PermissionDenied =>
+        {
+            return None;
+        }
+        Err(_) => return Some(silent),
+    };
+    let running = match get("vm.info") {
+        Ok(info) => Running {
+            state: info["state"].as_str().unwrap_or("?").to_owned(),
+            cpus: info["config"]["cpus"]["boot_vcpus"].as_u64().unwrap_or(0),
+            memory: info["memory_actual_size"].as_u64().unwrap_or(0),
+        },
+        Err(ClientError::Refused { .. }) => Running {
+            state: "no VM".to_owned(),
+            cpus: 0,
+            memory: 0,
+        },
+        Err(_) => return Some(silent),
+    };
+    Some(Found {
+        pid: ping["pid"].as_i64().unwrap_or(pid),
+        answer: Some(running),
+        ..silent
+    })
 }
 
 #[cfg(test)]
@@ -204,29 +246,51 @@ mod tests {
             process(proc.path(), pid, line);
         }
         fs::create_dir(proc.path().join("sys")).unwrap();
-        let found: Vec<_> = sockets(proc.path()).into_iter().collect();
+        let sockets: Vec<_> = sockets(proc.path()).into_iter().collect();
+        let expected = [("/run/one", 1), ("/run/two", 2), ("/work/three", 3)];
         assert_eq!(
-            found,
-            ["/run/one", "/run/two", "/work/three"].map(PathBuf::from)
+            sockets,
+            expected.map(|(path, pid)| (PathBuf::from(path), pid))
         );
-        assert_eq!(running(proc.path()), [], "none of them answers");
+        let found = found(proc.path());
+        assert!(found.iter().all(|one| one.answer.is_none()), "{found:?}");
+        assert_eq!(found.len(), 3, "one that does not answer may be meant");
+    }
+
+    #[test]
+    fn a_vmm_whose_queue_of_connections_is_full_is_found_silent() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("api");
+        let _listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut queued = Vec::new();
+        while let Ok(stream) = base::socket::connect(&path) {
+            queued.push(stream);
+        }
+        let found = ask(path, 7).unwrap();
+        assert_eq!((found.pid, found.answer), (7, None));
     }
 
     #[test]
     fn one_that_runs_is_meant_and_of_several_none() {
-        let one = |socket: &str| Running {
-            socket: socket.into(),
-            pid: 7,
+        let running = Running {
             state: "Running".to_owned(),
             cpus: 2,
             memory: 1 << 30,
         };
+        let one = |socket: &str, answer: Option<&Running>| Found {
+            socket: socket.into(),
+            pid: 7,
+            answer: answer.cloned(),
+        };
         assert!(matches!(only(Vec::new()), Err(FindError::None)));
-        assert_eq!(only(vec![one("/a")]).unwrap(), Path::new("/a"));
-        let error = only(vec![one("/a"), one("/b")]).unwrap_err().to_string();
+        let a = || one("/a", Some(&running));
+        assert_eq!(only(vec![a()]).unwrap(), Path::new("/a"));
+        assert_eq!(only(vec![one("/b", None)]).unwrap(), Path::new("/b"));
+        let error = only(vec![a(), one("/b", None)]).unwrap_err().to_string();
         assert!(error.starts_with("2 VMMs are running"), "{error}");
-        assert!(error.ends_with(": /a, /b"), "{error}");
-        assert_eq!(one("/a").to_string(), "/a\t7\tRunning\t2 vCPUs\t1024 MiB");
+        assert!(error.ends_with(": /a, /b (does not answer)"), "{error}");
+        assert_eq!(a().to_string(), "/a\t7\tRunning\t2 vCPUs\t1024 MiB");
+        assert_eq!(one("/b", None).to_string(), "/b\t7\tdoes not answer");
         assert_eq!(
             socket(Some(Path::new("/named"))).unwrap(),
             Path::new("/named")

@@ -23,6 +23,7 @@ pub use self::{
     client::{Client, ClientError},
     ctl::{Ctl, CtlError},
     deferred::Deferred,
+    find::{FindError, Found, Running},
     top::{Top, TopError},
     values::{Places, Values},
     vm::{VmArgs, VmArgsError},
@@ -52,7 +53,8 @@ Examples:
 Besides its own keys, each device takes id=NAME,pci_segment=N,pci_device_id=N.
 
 Exit status: 0 the VM or the command ended as it should; 1 an error, printed with its causes;
-2 the command line is wrong; 3 the guest was lost.
+2 the command line is wrong; 3 the guest was lost; 4 several VMMs run, and gantry ctl was not told
+which one is meant.
 
 Called under the name cloud-hypervisor (a link), --version names the version of Cloud Hypervisor
 whose interface Gantry has, for programs that look at it.";

@@ -188,8 +188,8 @@ fn meaning(before: &[&str], word: &str) -> Option<Meaning> {
 }
 
 fn sockets(places: &Places) -> Vec<String> {
-    let running = find::running(&places.processes);
-    running
+    let found = find::found(&places.processes);
+    found
         .iter()
         .map(|one| one.socket.display().to_string())
         .collect()
@@ -221,7 +221,7 @@ fn ids(before: &[&str], places: &Places) -> Vec<String> {
         .find(|pair| matches!(pair[0], "--socket" | "--api-socket"));
     let socket = match named {
         Some(pair) => PathBuf::from(pair[1]),
-        None => match &find::running(&places.processes)[..] {
+        None => match &find::found(&places.processes)[..] {
             [one] => one.socket.clone(),
             _ => return Vec::new(),
         },
