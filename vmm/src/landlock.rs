@@ -1,6 +1,11 @@
 //! Landlock: restricts the process to the files that its configuration names.
 
-use std::path::{Path, PathBuf};
+use std::{
+    error::Error,
+    io,
+    path::{Path, PathBuf},
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use landlock::{
     ABI, Access, AccessFs, PathBeneath, PathFd, Ruleset, RulesetAttr, RulesetCreatedAttr,
@@ -11,6 +16,9 @@ use crate::config::{FileAccess, VmConfig};
 
 /// Available since Linux 6.2. Older kernels enforce what they support.
 const VERSION: ABI = ABI::V3;
+
+/// Whether a thread of this process has been restricted.
+static RESTRICTED: AtomicBool = AtomicBool::new(false);
 
 /// The process could not be restricted.
 #[derive(Debug, thiserror::Error)]
@@ -45,18 +53,25 @@ pub fn version() -> Option<u32> {
 }
 
 /// Restricts the calling thread, and all threads that it starts from now on, to the files that the
-/// configuration names.
-pub fn restrict(config: &VmConfig) -> Result<(), LandlockError> {
+/// configuration names, and to reading what is beneath `source`: the snapshot that the VM comes from, if it does.
+pub fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), LandlockError> {
+    let mut rules = paths(config)?;
+    rules.extend(source.map(|path| (path.to_owned(), read())));
+    enforce(rules)
+}
+
+fn enforce(rules: Vec<Rule>) -> Result<(), LandlockError> {
     let all = AccessFs::from_all(VERSION);
-    let mut rules = Ruleset::default().handle_access(all)?.create()?;
-    for (path, access) in paths(config)? {
+    let mut set = Ruleset::default().handle_access(all)?.create()?;
+    for (path, access) in rules {
         let fd = PathFd::new(&path).map_err(|source| LandlockError::Path { path, source })?;
-        rules = rules.add_rule(PathBeneath::new(fd, access))?;
+        set = set.add_rule(PathBeneath::new(fd, access))?;
     }
-    let status = rules.restrict_self()?;
+    let status = set.restrict_self()?;
     if status.ruleset == RulesetStatus::NotEnforced {
         return Err(LandlockError::Unsupported);
     }
+    RESTRICTED.store(true, Ordering::Relaxed);
     log::info!(
         "Landlock: access to files is restricted ({:?})",
         status.ruleset
@@ -64,11 +79,29 @@ pub fn restrict(config: &VmConfig) -> Result<(), LandlockError> {
     Ok(())
 }
 
+/// What to tell a user whose request was denied access to a file, if Landlock may be the reason.
+pub fn advice(causes: &[&(dyn Error + 'static)]) -> Option<&'static str> {
+    let is_denied = |cause: &&(dyn Error + 'static)| {
+        let error = cause.downcast_ref::<io::Error>();
+        error.is_some_and(|error| error.kind() == io::ErrorKind::PermissionDenied)
+    };
+    let is_restricted = RESTRICTED.load(Ordering::Relaxed);
+    (is_restricted && causes.iter().any(is_denied)).then_some(
+        "Landlock restricts this VMM to the files that its VM names: start it with a rule for any other \
+         (--landlock-rules path=FILE,access=r or rw)",
+    )
+}
+
+/// Access for reading.
+fn read() -> landlock::BitFlags<AccessFs> {
+    AccessFs::ReadFile | AccessFs::ReadDir
+}
+
 pub(crate) type Rule = (PathBuf, landlock::BitFlags<AccessFs>);
 
 /// Every path that the machine will open, with the access that it needs.
 pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
-    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let read = read();
     let write = read | AccessFs::WriteFile | AccessFs::Truncate;
     let mut rules: Vec<Rule> = vec![
         (PathBuf::from("/dev/kvm"), write),
@@ -88,14 +121,11 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
         };
         (directory.to_owned(), AccessFs::from_all(VERSION))
     };
+    // A VM that was saved or comes from another host needs these only when it boots again, and may not have them here.
     let payload = &config.payload;
-    rules.extend(
-        payload
-            .kernel
-            .iter()
-            .chain(&payload.initramfs)
-            .map(|path| (path.clone(), read)),
-    );
+    let payload = payload.kernel.iter().chain(&payload.initramfs);
+    let payload = payload.filter(|path| path.exists());
+    rules.extend(payload.map(|path| (path.clone(), read)));
     let devices = config.all_devices().into_iter();
     for file in devices.flat_map(|(_, device)| device.files()) {
         let rule = match file.access {

@@ -163,8 +163,9 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         Some(EventTarget::Path(path)) => EventMonitor::open(path, started)?,
         Some(EventTarget::Fd(fd)) => EventMonitor::to_file(event_file(*fd)?, started),
     };
-    let config = cli.vm.into_config(cli.restore.is_some())?;
-    let start = match (config, cli.restore) {
+    let mut restore = cli.restore;
+    let config = cli.vm.into_config(restore.as_mut())?;
+    let start = match (config, restore) {
         (Some(config), _) => Start::Boot(config),
         (None, Some(restore)) => Start::Restore(restore),
         (None, None) => Start::Wait,

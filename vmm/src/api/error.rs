@@ -4,6 +4,8 @@ use std::{error::Error, fmt};
 
 use base::Chain;
 
+use crate::landlock;
+
 /// Kind of failure, expressed as an HTTP status.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Status {
@@ -67,12 +69,13 @@ pub struct ApiError {
 }
 
 impl ApiError {
-    /// Creates an error from another one and all its causes.
+    /// Creates an error from another one and all its causes. Names Landlock if it may be the cause.
     pub fn new(status: Status, error: &dyn Error) -> Self {
-        Self {
-            status,
-            chain: Chain(error).texts(),
-        }
+        let causes: Vec<_> = base::causes(error).collect();
+        let advice = landlock::advice(&causes).map(str::to_owned);
+        let mut chain = Chain(error).texts();
+        chain.extend(advice);
+        Self { status, chain }
     }
 
     /// Creates an error with a single message.

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 use super::VmMemoryZoneUpdate;
+use crate::config::LandlockConfig;
 
 /// What happens when a migration reaches its timeout.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize, clap::ValueEnum)]
@@ -204,6 +205,12 @@ pub struct ReceiveMigration {
     /// Sockets, files and taps that have another name here.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub renames: Option<Vec<Rename>>,
+    /// Restricts the VMM to the VM's files (Landlock), even if the source is not restricted.
+    #[serde(default)]
+    pub landlock_enable: bool,
+    /// Files that Landlock allows in addition to those of the VM and of its own rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landlock_rules: Option<Vec<LandlockConfig>>,
 }
 
 /// Which side runs the VM.

@@ -8,7 +8,7 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use crate::config::{
-    VmConfig,
+    LandlockConfig, VmConfig,
     syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
@@ -341,6 +341,12 @@ pub struct RestoreConfig {
     /// Accelerators whose applications are served by other pools from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accels: Option<Vec<RestoredAccel>>,
+    /// Restricts the VMM to the VM's files (Landlock), even if it was not restricted when it was saved.
+    #[serde(default)]
+    pub landlock_enable: bool,
+    /// Files that Landlock allows in addition to those of the VM and of its own rules.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub landlock_rules: Option<Vec<LandlockConfig>>,
 }
 
 /// An accelerator whose applications are served by another pool.

@@ -19,6 +19,7 @@ use super::{
     migrations::{self, ReceiveArgs, SendArgs},
     move_accel::MoveAccel,
     option,
+    vm::Confinement,
 };
 use crate::{
     api::{
@@ -175,6 +176,8 @@ pub enum Action {
         /// Directory, or source_url=URL,resume=on|off,memory_restore_mode=copy|ondemand,...
         #[arg(value_name = "SOURCE", value_parser = option(RestoreConfig::parse))]
         config: RestoreConfig,
+        #[command(flatten)]
+        confinement: Confinement,
     },
     /// Migrate the VM to another Gantry while it runs.
     SendMigration(Box<SendArgs>),
@@ -406,8 +409,13 @@ impl Action {
                 };
                 with_body("vm.snapshot", &body)
             }
-            Self::Restore { config } => {
-                let (method, path, body, _) = with_body("vm.restore", config)?;
+            Self::Restore {
+                config,
+                confinement,
+            } => {
+                let mut config = config.clone();
+                confinement.put_into(&mut config);
+                let (method, path, body, _) = with_body("vm.restore", &config)?;
                 let cards = config.net_fds.iter().flatten();
                 let fds = cards.flat_map(|net| net.fds.iter().copied()).collect();
                 Ok((method, path, body, fds))

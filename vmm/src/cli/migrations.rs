@@ -4,7 +4,7 @@ use std::{io::Write, path::PathBuf, thread};
 
 use clap::Args;
 
-use super::{Client, ClientError, CtlError, ctl::size};
+use super::{Client, ClientError, CtlError, ctl::size, vm::Confinement};
 use crate::{
     api::{
         AccelMigration, PassthroughMigration, ReceiveMigration, Rename, SendMigration,
@@ -94,6 +94,8 @@ pub struct ReceiveArgs {
     /// Socket of the gantry-tunnel that reads them; /run/gantry-tunnel/socket if absent.
     #[arg(long, value_name = "PATH", requires = "tls_dir")]
     tunnel: Option<PathBuf>,
+    #[command(flatten)]
+    confinement: Confinement,
 }
 
 impl SendArgs {
@@ -129,6 +131,8 @@ impl ReceiveArgs {
             renames: (!self.renames.is_empty()).then(|| self.renames.clone()),
             tls_dir: self.tls_dir.clone(),
             tunnel: self.tunnel.clone(),
+            landlock_enable: self.confinement.landlock,
+            landlock_rules: self.confinement.rules(),
             ..ReceiveMigration::default()
         }
     }

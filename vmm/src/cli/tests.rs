@@ -52,7 +52,7 @@ fn a_vm_is_described_as_for_cloud_hypervisor() {
     let mut vm = cli.vm;
     assert!(vm.watchdog);
     vm.watchdog = false;
-    let config = vm.into_config(false).unwrap().unwrap();
+    let config = vm.into_config(None).unwrap().unwrap();
     assert_eq!(config.disks.as_ref().unwrap().len(), 3);
     assert_eq!(config.memory.zones.as_ref().unwrap().len(), 2);
     assert_eq!(config.pci_root_ports.as_ref().unwrap().len(), 2);
@@ -70,7 +70,7 @@ fn without_a_vm_there_is_a_socket_to_wait_on() {
     let cli = parse("gantry --api-socket fd=5 --event-monitor fd=6");
     assert_eq!(cli.api_socket, Some(ApiSocket::Fd(5)));
     assert!(!cli.is_idle());
-    assert!(cli.vm.into_config(false).unwrap().is_none());
+    assert!(cli.vm.into_config(None).unwrap().is_none());
     assert!(parse("gantry -v").is_idle());
 }
 
@@ -78,27 +78,39 @@ fn without_a_vm_there_is_a_socket_to_wait_on() {
 fn a_vm_without_a_kernel_is_refused() {
     let error = parse("gantry --disk path=/d")
         .vm
-        .into_config(false)
+        .into_config(None)
         .unwrap_err();
     assert!(error.to_string().contains("add --kernel"));
     let error = parse("gantry --firmware /f")
         .vm
-        .into_config(false)
+        .into_config(None)
         .unwrap_err();
     assert!(matches!(error, VmArgsError::Invalid(_)));
     let error = parse("gantry --kernel /k --fs tag=t,socket=/s");
-    assert!(error.vm.into_config(false).is_err());
+    assert!(error.vm.into_config(None).is_err());
 }
 
 #[test]
 fn a_restored_vm_is_not_described_again() {
-    for line in ["--landlock", "--cpus boot=2", "--disk path=/d"] {
-        let cli = parse(&format!("gantry --restore /s {line}"));
-        let error = cli.vm.into_config(cli.restore.is_some()).unwrap_err();
+    for line in ["--cpus boot=2", "--landlock --disk path=/d"] {
+        let mut cli = parse(&format!("gantry --restore /s {line}"));
+        let error = cli.vm.into_config(cli.restore.as_mut()).unwrap_err();
         assert!(matches!(error, VmArgsError::Restored), "{error}");
     }
-    let cli = parse("gantry --restore /s --api-socket /a");
-    assert!(cli.vm.into_config(true).unwrap().is_none());
+    let mut cli = parse("gantry --restore /s --api-socket /a");
+    let restore = cli.restore.as_mut().unwrap();
+    assert!(cli.vm.into_config(Some(restore)).unwrap().is_none());
+    assert!(!restore.landlock_enable);
+}
+
+#[test]
+fn a_restored_vm_is_restricted_as_the_command_line_says() {
+    let mut cli =
+        parse("gantry --restore /s --landlock --landlock-rules path=/a,access=r path=/b,access=rw");
+    let restore = cli.restore.as_mut().unwrap();
+    assert!(cli.vm.into_config(Some(restore)).unwrap().is_none());
+    assert!(restore.landlock_enable);
+    assert_eq!(restore.landlock_rules.as_ref().unwrap().len(), 2);
 }
 
 /// The keys that a help text mentions.

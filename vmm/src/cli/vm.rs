@@ -5,10 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{devices::DeviceArgs, option};
-use crate::config::{
-    CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig,
-    MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
-    RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig, VmConfig,
+use crate::{
+    api::RestoreConfig,
+    config::{
+        CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig,
+        MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig, PciSegmentConfig,
+        PlatformConfig, RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig,
+        VmConfig,
+    },
 };
 
 /// Help heading of options that Gantry refuses.
@@ -102,10 +106,6 @@ pub struct VmArgs {
     #[arg(long = "rate-limit-group", value_name = "KEYS", num_args = 1.., value_parser = option(RateLimitGroupConfig::parse))]
     pub rate_limit_group: Vec<RateLimitGroupConfig>,
 
-    /// Additional files that Landlock allows: path=PATH,access=r|w|rw.
-    #[arg(long = "landlock-rules", value_name = "KEYS", num_args = 1.., value_parser = option(LandlockConfig::parse))]
-    pub landlock_rules: Vec<LandlockConfig>,
-
     /// Shared folders (not supported yet).
     #[arg(long = "fs", help_heading = UNSUPPORTED, value_name = "KEYS", num_args = 1.., value_parser = option(FsConfig::parse))]
     pub fs: Vec<FsConfig>,
@@ -134,20 +134,54 @@ pub struct VmArgs {
     #[arg(long, help_heading = UNSUPPORTED)]
     pub pvpanic: bool,
 
-    /// Restrict the VMM to the files that the options name.
+    /// Which files the VMM may use.
+    #[command(flatten)]
+    pub confinement: Confinement,
+}
+
+/// Which files the VMM of a VM may use.
+#[derive(Args, Clone, Debug, Default, PartialEq)]
+pub struct Confinement {
+    /// Restrict the VMM to the files of its VM, for good.
     #[arg(long)]
     pub landlock: bool,
+
+    /// Additional files that Landlock allows: path=PATH,access=r|w|rw.
+    #[arg(long = "landlock-rules", value_name = "KEYS", num_args = 1.., value_parser = option(LandlockConfig::parse))]
+    pub landlock_rules: Vec<LandlockConfig>,
+}
+
+impl Confinement {
+    /// The rules in the form of a request.
+    pub(super) fn rules(&self) -> Option<Vec<LandlockConfig>> {
+        list(self.landlock_rules.clone())
+    }
+
+    /// Adds it to a request to restore a VM.
+    pub(super) fn put_into(&self, request: &mut RestoreConfig) {
+        request.landlock_enable |= self.landlock;
+        if let Some(rules) = self.rules() {
+            request.landlock_rules.get_or_insert_default().extend(rules);
+        }
+    }
 }
 
 impl VmArgs {
-    /// Builds the configuration; `None` if no option describes a VM, which is required for a VM
-    /// that is `restored`.
-    pub fn into_config(self, restored: bool) -> Result<Option<Box<VmConfig>>, VmArgsError> {
+    /// Builds the configuration; `None` if no option describes a VM. That is required for a VM that is `restored`,
+    /// whose request gets the confinement instead.
+    pub fn into_config(
+        mut self,
+        restored: Option<&mut RestoreConfig>,
+    ) -> Result<Option<Box<VmConfig>>, VmArgsError> {
+        if let Some(request) = restored {
+            std::mem::take(&mut self.confinement).put_into(request);
+            return match self == Self::default() {
+                true => Ok(None),
+                false => Err(VmArgsError::Restored),
+            };
+        }
         if self == Self::default() {
             return Ok(None);
-        }
-        if restored {
-            return Err(VmArgsError::Restored);
         }
         if self.kernel.is_none() && self.firmware.is_none() {
             return Err(VmArgsError::NoPayload);
@@ -178,8 +212,8 @@ impl VmArgs {
             pci_segments: list(self.pci_segment),
             platform: self.platform,
             tpm: self.tpm,
-            landlock_enable: self.landlock,
-            landlock_rules: list(self.landlock_rules),
+            landlock_enable: self.confinement.landlock,
+            landlock_rules: self.confinement.rules(),
             ..VmConfig::default()
         };
         self.devices.put_into(&mut config);

@@ -92,7 +92,7 @@ mod tests {
         let line = format!("gantry --kernel /k {options}");
         let words: Vec<_> = line.split_whitespace().collect();
         let vm = Cli::from_arguments(&words).unwrap().vm;
-        *vm.into_config(false).unwrap().unwrap()
+        *vm.into_config(None).unwrap().unwrap()
     }
 
     #[test]

@@ -173,7 +173,7 @@ impl LandlockConfig {
         parsed.build()
     }
 
-    /// Checks whether the configuration is valid.
+    /// Checks whether the rule is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         let valid = matches!(self.access.as_str(), "r" | "w" | "rw");
         check::text("access", &self.access, valid, "one of r, w, rw")
@@ -181,6 +181,16 @@ impl LandlockConfig {
 }
 
 impl VmConfig {
+    /// Restricts a VM that was configured elsewhere at least as much as whoever takes it in asks for.
+    pub fn confine(&mut self, landlock: bool, rules: Option<&[LandlockConfig]>) {
+        self.landlock_enable |= landlock;
+        if let Some(rules) = rules {
+            self.landlock_rules
+                .get_or_insert_default()
+                .extend_from_slice(rules);
+        }
+    }
+
     /// Checks whether a machine can be built from it, as far as that can be told without accessing files.
     pub fn validate(&self) -> Result<(), Invalid> {
         let within = |place: &'static str| move |invalid: Invalid| invalid.within(place);

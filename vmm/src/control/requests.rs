@@ -17,6 +17,7 @@ use crate::{
         VmState, VmmPingResponse,
     },
     config::{Device, FileAccess, Refused, TapFd, VmConfig},
+    landlock,
     machine::{
         Machine, consoles,
         error::MachineError,
@@ -122,9 +123,7 @@ impl Control {
                 "there is a VM already: delete it first (vm.delete)",
             ));
         }
-        if config.landlock_enable {
-            crate::landlock::restrict(&config).map_err(|error| ApiError::internal(&error))?;
-        }
+        restrict(&config, None)?;
         self.life = Life::Created(config);
         Ok(Response::Empty)
     }
@@ -288,6 +287,7 @@ impl Control {
         // because a new snapshot replaces the file.
         let _reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
         let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
+        config.confine(request.landlock_enable, request.landlock_rules.as_deref());
         // Whoever wrote the directory is not trusted to have validated the configuration.
         validate(&config)?;
         assign_fds(&mut config, request, fds)?;
@@ -308,6 +308,7 @@ impl Control {
             MemoryRestoreMode::Copy => MemorySource::Copy,
             MemoryRestoreMode::OnDemand => MemorySource::OnDemand,
         };
+        restrict(&config, Some(directory))?;
         self.monitor.emit("vm", "restoring", &[]);
         let host = self.host()?;
         let machine =
@@ -527,6 +528,14 @@ impl Control {
             _ => ApiError::wrong_state("the VM has not booted: use vm.boot (gantry ctl boot)"),
         }
     }
+}
+
+/// Restricts this process to the VM's files for good, if its configuration says so.
+pub(super) fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), ApiError> {
+    if !config.landlock_enable {
+        return Ok(());
+    }
+    landlock::restrict(config, source).map_err(|error| ApiError::internal(&error))
 }
 
 /// Changes the pools of the accelerators that the request names.

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::Read,
     os::fd::{AsRawFd, OwnedFd},
+    thread,
 };
 
 use base::Cancel;
@@ -16,6 +17,7 @@ use serde_json::json;
 use super::{accel::Moving, *};
 use crate::{
     api::{self, Response, Status, VmRemoveDevice},
+    landlock,
     seccomp::Enforcement,
 };
 
@@ -219,4 +221,43 @@ fn the_end_of_a_move_of_a_machine_that_is_gone_is_none_of_the_next_move() {
     control.accel_moved("gpu", 2, moved(&cancel));
     second.try_recv().unwrap().unwrap();
     assert!(!cancel.is_cancelled());
+}
+
+#[test]
+fn a_vm_that_is_restored_is_restricted_by_landlock() {
+    if landlock::version().is_none() {
+        return println!("skipped: this kernel has no Landlock");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [snapshot, secret, rule] = ["snapshot", "secret", "rule"].map(|name| dir.path().join(name));
+    std::fs::create_dir(&snapshot).unwrap();
+    std::fs::write(&secret, "").unwrap();
+    std::fs::write(&rule, "").unwrap();
+    let url = format!("file://{}", snapshot.display());
+    // Saved with Landlock, and restored with it.
+    for saved in [true, false] {
+        let config = json!({"payload": {"kernel": "/gone"}, "landlock_enable": saved});
+        std::fs::write(snapshot.join("config.json"), config.to_string()).unwrap();
+        let body = json!({
+            "source_url": url,
+            "landlock_enable": !saved,
+            "landlock_rules": [{"path": rule, "access": "r"}],
+        });
+        let (secret, rule) = (secret.clone(), rule.clone());
+        // Landlock restricts this thread, for good.
+        let restored = thread::spawn(move || {
+            let error = ask(&mut control(), "vm.restore", &body, Vec::new()).unwrap_err();
+            assert!(error.to_string().contains("state.json"), "{error}");
+            let denied = File::open(&secret).unwrap_err();
+            assert_eq!(denied.kind(), std::io::ErrorKind::PermissionDenied);
+            File::open(&rule).unwrap();
+            let error = crate::machine::error::MachineError::Host {
+                action: "open it",
+                source: denied,
+            };
+            let error = ApiError::internal(&error).to_string();
+            assert!(error.contains("--landlock-rules"), "{error}");
+        });
+        restored.join().unwrap();
+    }
 }

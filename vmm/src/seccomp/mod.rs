@@ -211,6 +211,23 @@ mod tests {
         }
     }
 
+    #[test]
+    fn only_the_control_thread_creates_rings_of_io_uring() {
+        for role in table::ROLES {
+            let filters = Filters::new(Enforcement::Kill);
+            let status = in_child(|| {
+                if filters.apply(role).is_ok() {
+                    let mut parameters = [0u8; 120];
+                    let parameters = parameters.as_mut_ptr();
+                    // SAFETY: the kernel writes a structure of this size.
+                    unsafe { libc::syscall(libc::SYS_io_uring_setup, 4, parameters) };
+                }
+            });
+            let is_killed = libc::WIFSIGNALED(status);
+            assert_eq!(is_killed, role != ThreadRole::Vmm, "{role:?}");
+        }
+    }
+
     /// Wait status of a child that makes a request of a file that has none.
     fn after_ioctl(role: ThreadRole, request: u64) -> libc::c_int {
         let filters = Filters::new(Enforcement::Kill);

@@ -149,7 +149,7 @@ pub struct Blk {
     thread_name: String,
     spawner: Arc<dyn ThreadSpawner>,
     rate_limiter: Option<SharedRateLimiter>,
-    /// One per queue; `None` while the queue's worker owns it.
+    /// One per queue; `None` while the queue's worker owns it, and after that worker has died.
     engines: Vec<Option<Engine>>,
     workers: Vec<Worker<QueueWorker>>,
 }
@@ -232,14 +232,14 @@ impl Blk {
 
     fn start(&mut self, active: ActiveQueue, common: &Common) -> Result<(), ActivateError> {
         let index = active.index;
-        let engine = match self.engines.get_mut(index as usize).and_then(Option::take) {
-            Some(engine) => engine,
-            // Lost with a worker that died.
-            None => self.engine(index).map_err(|source| ActivateError::Host {
-                action: "prepare asynchronous I/O for a disk",
-                source,
-            })?,
-        };
+        let engine = self.engines.get_mut(index as usize).and_then(Option::take);
+        // This runs on a vCPU's thread, which must not be able to create rings of io_uring.
+        let engine = engine.ok_or_else(|| ActivateError::Host {
+            action: "use the disk again",
+            source: io::Error::other(
+                "its I/O engine was lost with a thread that died or did not start: remove the disk, and add it again",
+            ),
+        })?;
         let worker = QueueWorker::new(Setup {
             depth: self.depth(),
             active,

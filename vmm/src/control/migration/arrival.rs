@@ -10,7 +10,7 @@ use super::{
     super::{
         Control, compatible,
         life::{Life, RunState},
-        requests::{failed, validate},
+        requests::{failed, restrict, validate},
     },
     Incoming, Job, OnControl, end, host_error,
     plan::{offered, tls},
@@ -285,6 +285,7 @@ impl Control {
                 None => reasons.push(format!("the VM has no memory zone {:?}", update.id)),
             }
         }
+        config.confine(request.landlock_enable, request.landlock_rules.as_deref());
         if let Err(error) = validate(&config) {
             reasons.push(format!("the configuration is not valid: {error}"));
         }
@@ -308,13 +309,15 @@ impl Control {
             .filter(|region| region.hotplugged)
             .map(|region| (region.guest, region.len))
             .collect();
+        // Before there are threads that would not be restricted.
+        restrict(&config, None).map_err(|error| error.to_string())?;
         let mut host = self.host().map_err(|error| error.to_string())?;
         if let Some((memory, others)) = given {
             host.memory = Some(memory);
             host.given = Arc::new(others);
         }
         let machine = Machine::arriving(&mut config, &plugged, host)
-            .map_err(|error| Chain(&error).to_string())?;
+            .map_err(|error| failed(&error).to_string())?;
         let ram = machine.moving_ram();
         let here: Vec<_> = ram.iter().map(offered).collect();
         if here != offer.regions {
@@ -383,7 +386,10 @@ fn absent_files(config: &VmConfig) -> Vec<String> {
             file.path.display()
         ))
     };
-    needed.filter_map(reason).collect()
+    let rules = config.landlock_rules.iter().flatten();
+    let rules = rules.filter(|_| config.landlock_enable);
+    let rules = rules.map(|rule| config::FileUse::read(&rule.path));
+    needed.chain(rules).filter_map(reason).collect()
 }
 
 /// The memory of an offer, and whatever else is handed over with the machine, from the received files, which are
