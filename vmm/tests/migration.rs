@@ -24,6 +24,8 @@ use vmm::migration::frame::{HEADER, Header, Kind};
 mod applications;
 #[path = "migration/lanes.rs"]
 mod lanes;
+#[path = "migration/slow_disk.rs"]
+mod slow_disk;
 #[path = "migration/watched.rs"]
 mod watched;
 // By its path: the crate that has it is above this one.

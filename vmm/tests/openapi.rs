@@ -48,7 +48,13 @@ const STRICT: &[&str] = &[
 ];
 
 /// What only answers have: their numbers are whatever they are.
-const ANSWERS: &[&str] = &["MigrationInfo", "MovedAccel", "VmInfo", "VmmPingResponse"];
+const ANSWERS: &[&str] = &[
+    "InProgress",
+    "MigrationInfo",
+    "MovedAccel",
+    "VmInfo",
+    "VmmPingResponse",
+];
 
 fn json_of(yaml: &Yaml) -> Value {
     match yaml {
@@ -394,6 +400,8 @@ fn types() -> BTreeMap<&'static str, Check> {
         ("VmState", Samples::check::<api::VmState>),
         ("VmCounters", Samples::check::<api::VmCounters>),
         ("DeviceNode", Samples::check::<api::DeviceNode>),
+        ("InProgress", Samples::check::<api::InProgress>),
+        ("Operation", Samples::check::<api::Operation>),
         ("PciDeviceInfo", Samples::check::<api::PciDeviceInfo>),
         ("VmResize", Samples::check::<api::VmResize>),
         ("VmResizeDisk", Samples::check::<api::VmResizeDisk>),

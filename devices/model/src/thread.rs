@@ -43,6 +43,8 @@ pub enum ThreadRole {
     Migration,
     /// Transfers memory during a migration, over one of several connections.
     Lane,
+    /// Writes a snapshot or a core dump.
+    Snapshot,
 }
 
 /// Starts threads.

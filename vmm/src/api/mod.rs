@@ -36,10 +36,10 @@ pub use migration::{
     ResolveMigration, RunsAt, SendMigration, TimeoutStrategy,
 };
 pub use model::{
-    AccelInSnapshot, AccelSeat, DeviceNode, MemoryRestoreMode, MovedAccel, OnFailure,
-    PciDeviceInfo, RestoreConfig, RestoredAccel, RestoredNet, VmCoredumpData, VmCounters, VmInfo,
-    VmMemoryZoneUpdate, VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone,
-    VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
+    AccelInSnapshot, AccelSeat, DeviceNode, InProgress, MemoryRestoreMode, MovedAccel, OnFailure,
+    Operation, PciDeviceInfo, RestoreConfig, RestoredAccel, RestoredNet, VmCoredumpData,
+    VmCounters, VmInfo, VmMemoryZoneUpdate, VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk,
+    VmResizeZone, VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
 };
 pub use request::{Handler, Request, Response};
 pub use routes::{PREFIX, Refusal, Route, route, routes};

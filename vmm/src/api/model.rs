@@ -91,6 +91,31 @@ pub struct VmInfo {
     /// Devices by name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_tree: Option<BTreeMap<String, DeviceNode>>,
+    /// What is being done that takes a while.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub in_progress: Option<InProgress>,
+}
+
+/// An operation on a VM that takes a while.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub enum Operation {
+    /// A snapshot is being written.
+    Snapshot,
+    /// A core dump is being written.
+    Coredump,
+}
+
+/// How far an operation is.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct InProgress {
+    /// The operation.
+    pub operation: Operation,
+    /// Bytes of memory that are done.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub done_bytes: Option<u64>,
+    /// Bytes of memory in all.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub total_bytes: Option<u64>,
 }
 
 /// Counters by device name (or `_cpu0` and so on) and counter name.

@@ -142,11 +142,10 @@ impl Control {
         };
         let answer = match then {
             // The applications continue when everything is written.
-            Then::Save(saving) => ready.and_then(|stopped| {
-                let saved = self.finish_snapshot(saving);
-                drop(stopped);
-                saved
-            }),
+            Then::Save(saving) => match ready {
+                Ok(stopped) => return self.write_snapshot(saving, stopped, reply),
+                Err(error) => Err(error),
+            },
             Then::Restore { resume, asked } => {
                 let finished = ready.and_then(|_| self.finish_restore(resume, asked));
                 finished.inspect_err(|_| {
@@ -173,6 +172,7 @@ impl Control {
     pub(super) fn cancel_waits(&mut self) -> Result<Response, ApiError> {
         let job = match &self.migrations.job {
             Job::Workers(workers) => Some(&workers.cancel),
+            Job::Writing(written) => return written.cancel().map(|()| Response::Empty),
             _ => None,
         };
         let moves = self.moves.values().filter(|moving| !moving.has_gone());

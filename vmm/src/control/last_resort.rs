@@ -33,8 +33,8 @@ impl LastResort {
 /// Ends the process immediately.
 pub fn leave() {
     log::error!(
-        "storage has not answered within {PATIENCE:?} and is not waited for any longer: what it \
-         was asked to write may be lost"
+        "the VMM has not ended within {PATIENCE:?}: storage does not answer, and is not waited for any longer; what \
+         it was asked to write may be lost"
     );
     // SAFETY: ends the process, so nothing of it is used any more.
     unsafe { libc::_exit(libc::EXIT_FAILURE) };

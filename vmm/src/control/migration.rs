@@ -39,6 +39,7 @@ use super::{
     Control, ExitReason,
     applications::Workers,
     life::{Life, RunState},
+    writing::Written,
 };
 use crate::{
     api::{
@@ -116,6 +117,8 @@ pub(super) enum Job {
     },
     /// Not a migration: workers of accelerators are waited for.
     Workers(Workers),
+    /// Not a migration: a snapshot or a core dump is being written.
+    Writing(Written),
 }
 
 /// A machine that is arriving.
@@ -164,7 +167,7 @@ impl Migrations {
 
     fn progress(&self) -> Option<&Progress> {
         match &self.job {
-            Job::None | Job::Workers(_) => None,
+            Job::None | Job::Workers(_) | Job::Writing(_) => None,
             Job::Outgoing { progress, .. } | Job::Incoming { progress, .. } => Some(progress),
         }
     }
@@ -174,7 +177,8 @@ impl Migrations {
             Job::None => false,
             Job::Outgoing { number, .. }
             | Job::Incoming { number, .. }
-            | Job::Workers(Workers { number, .. }) => *number == of,
+            | Job::Workers(Workers { number, .. })
+            | Job::Writing(Written { number, .. }) => *number == of,
         }
     }
 
@@ -207,7 +211,7 @@ impl OnControl {
     }
 
     /// Runs `work` on the control thread without waiting.
-    fn tell(&self, work: impl FnOnce(&mut Control) + Send + 'static) {
+    pub(super) fn tell(&self, work: impl FnOnce(&mut Control) + Send + 'static) {
         if self.work.send(Box::new(work)).is_ok() {
             // If this fails, the next wake-up will process the work.
             let _ = self.wake.write(1);
@@ -524,6 +528,16 @@ impl Control {
             Job::None => return Ok(()),
             Job::Outgoing { .. } => "the VM is being moved to another host",
             Job::Incoming { .. } => "a VM is awaited from another host",
+            Job::Writing(written) => {
+                let message = format!(
+                    "{}: vm.cancel-migration ends that, vm.info shows how far it is",
+                    written.what()
+                );
+                return match is_allowed(request) {
+                    true => Ok(()),
+                    false => Err(ApiError::wrong_state(message)),
+                };
+            }
             Job::Workers(workers) => {
                 let message = format!(
                     "{}, and waits for workers of accelerators: vm.cancel-migration ends that",
@@ -546,6 +560,7 @@ impl Control {
     /// Cancels a migration after the guest has done something that makes it impossible.
     pub(super) fn abandon_migration(&mut self) {
         self.abandon_workers();
+        self.abandon_writing();
         if let Some(progress) = self.migrations.progress() {
             log::warn!("the migration is cancelled");
             progress.cancel();
@@ -669,13 +684,18 @@ impl Control {
         self.start_thread_as(ThreadRole::Migration, THREAD, Box::new(body))
     }
 
-    fn start_thread_as(&self, role: ThreadRole, name: &str, body: Body) -> Result<(), ApiError> {
+    pub(super) fn start_thread_as(
+        &self,
+        role: ThreadRole,
+        name: &str,
+        body: Body,
+    ) -> Result<(), ApiError> {
         let spawner = Spawner::new(self.filters.clone())
             .map_err(|error| host_error("start a thread", &error))?;
         spawner
             .spawn(role, name, body)
             .map(drop)
-            .map_err(|error| host_error("start a migration's thread", &error))
+            .map_err(|error| host_error("start a thread", &error))
     }
 
     /// Handles the end of an outgoing migration.
@@ -732,7 +752,8 @@ impl Control {
     }
 }
 
-/// Whether a request is allowed during a migration or a wait for workers, because it changes nothing.
+/// Whether a request is allowed during a migration, a wait for workers, or while a snapshot is written, because it
+/// changes nothing.
 fn is_allowed(request: &Request) -> bool {
     matches!(
         request,

@@ -10,7 +10,9 @@
 //! - [`gate`]: machines that are stopped while they serve others.
 //! - [`migration`]: machines that leave for another host or arrive from one; [`compatible`]: whether this host supports
 //!   what their guests have seen.
-//! - [`accel`]: moves of an accelerator's applications to other workers; [`applications`]: snapshots that contain them.
+//! - [`accel`]: moves of an accelerator's applications to other workers; [`applications`]: snapshots that contain them;
+//!   [`writing`]: snapshots and core dumps, which a thread of their own writes.
+//! - [`signals`]: signals, which a thread of their own receives.
 //! - [`requests`]: the implementation of each API call; [`removals`]: removal and swapping of devices.
 
 mod accel;
@@ -22,11 +24,13 @@ mod life;
 mod migration;
 mod removals;
 mod requests;
+mod signals;
+mod writing;
 
 use std::{
     collections::BTreeMap,
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::fd::AsRawFd,
     sync::mpsc,
     time::{Duration, Instant},
 };
@@ -36,8 +40,14 @@ use devices::guest_event::GuestEvent;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
 use vmm_sys_util::epoll::EventSet;
 
+pub use self::signals::block_signals;
 use self::{
-    accel::Moving, last_resort::LastResort, life::Life, migration::Migrations, removals::Removals,
+    accel::Moving,
+    last_resort::LastResort,
+    life::Life,
+    migration::Migrations,
+    removals::Removals,
+    signals::{Signal, Signals},
 };
 use crate::{
     api::{ApiError, ApiReceiver, Handler, Reply, Request, RestoreConfig},
@@ -151,7 +161,7 @@ pub struct Control {
     moves: BTreeMap<String, Moving>,
     sender: EventSender,
     receiver: EventReceiver,
-    signals: OwnedFd,
+    signals: Signals,
     filters: Filters,
     /// For the first machine.
     advance: Advance,
@@ -168,6 +178,10 @@ pub fn run(
 ) -> Result<ExitReason, Error> {
     hypervisor::install_kick_handler()?;
     let mut control = Control::new(options.filters, options.started, monitor)?;
+    control.signals = Signals::start().map_err(|source| Error::Host {
+        action: "listen to signals",
+        source,
+    })?;
     control.api = Some(api);
     control.monitor.emit("vmm", "starting", &[]);
     // The reply to the initial request, if that takes time.
@@ -206,6 +220,7 @@ pub fn run(
         if let Some(reason) = control.exit {
             let in_time = LastResort::start(last_resort::PATIENCE, last_resort::leave)
                 .inspect_err(|error| log::warn!("the end may have to wait for storage: {error}"));
+            control.end_writing();
             control.life = Life::default();
             drop(in_time);
             control.monitor.emit("vmm", "shutdown", &[]);
@@ -233,7 +248,7 @@ impl MutEventSubscriber for Control {
                 TOKEN_API,
             ),
             (Some(self.receiver.wake_event().as_raw_fd()), TOKEN_MACHINE),
-            (Some(self.signals.as_raw_fd()), TOKEN_SIGNAL),
+            (Some(self.signals.fd()), TOKEN_SIGNAL),
             (Some(self.removals.timer()), TOKEN_REMOVALS),
             (Some(self.sender.alarms().fd()), TOKEN_ALARMS),
             (Some(self.migrations.fd()), TOKEN_MIGRATION),
@@ -287,7 +302,7 @@ impl Control {
             moves: BTreeMap::new(),
             sender,
             receiver,
-            signals: signal_fd().map_err(host("listen to signals"))?,
+            signals: Signals::none().map_err(host("create an event"))?,
             filters,
             advance: Advance::No,
             started,
@@ -352,67 +367,20 @@ impl Control {
     }
 
     fn signal(&mut self) {
-        // SAFETY: all zeroes are a valid value of this plain struct.
-        let mut info: libc::signalfd_siginfo = unsafe { std::mem::zeroed() };
-        let size = size_of_val(&info);
-        // SAFETY: the buffer is the struct, and has its size.
-        let read = unsafe { libc::read(self.signals.as_raw_fd(), (&raw mut info).cast(), size) };
-        if !usize::try_from(read).is_ok_and(|read| read == size) {
-            return;
-        }
-        if info.ssi_signo == libc::SIGWINCH as u32 {
-            if let Some(machine) = self.life.machine_mut() {
-                machine.window_changed();
+        while let Some(signal) = self.signals.next() {
+            match signal {
+                Signal::Window => {
+                    if let Some(machine) = self.life.machine_mut() {
+                        machine.window_changed();
+                    }
+                }
+                Signal::End { number, from } => {
+                    log::info!("ending on signal {number} from process {from}");
+                    self.exit = Some(ExitReason::Signal);
+                }
             }
-        } else {
-            log::info!(
-                "ending on signal {} from process {}",
-                info.ssi_signo,
-                info.ssi_pid
-            );
-            self.exit = Some(ExitReason::Signal);
         }
     }
-}
-
-/// Signals that the loop handles: three that end the VMM in an orderly way, and one that reports a new terminal size.
-const SIGNALS: [libc::c_int; 4] = [libc::SIGTERM, libc::SIGINT, libc::SIGHUP, libc::SIGWINCH];
-
-fn signal_set() -> libc::sigset_t {
-    // SAFETY: all zeroes are a valid value, and the calls below only fill it in.
-    unsafe {
-        let mut set = std::mem::zeroed();
-        libc::sigemptyset(&raw mut set);
-        for signal in SIGNALS {
-            libc::sigaddset(&raw mut set, signal);
-        }
-        set
-    }
-}
-
-/// Blocks these signals in the calling thread and all threads that it starts, so that they neither end the VMM abruptly
-/// nor get lost: [`run`] receives them. Call it first in `main`.
-pub fn block_signals() -> io::Result<()> {
-    let set = signal_set();
-    // SAFETY: the set outlives the call.
-    let result =
-        unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut()) };
-    if result == 0 {
-        Ok(())
-    } else {
-        Err(io::Error::from_raw_os_error(result))
-    }
-}
-
-fn signal_fd() -> io::Result<OwnedFd> {
-    let set = signal_set();
-    // SAFETY: the set outlives the call.
-    let fd = unsafe { libc::signalfd(-1, &raw const set, libc::SFD_CLOEXEC | libc::SFD_NONBLOCK) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: created just now, so it has no other owner.
-    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
 #[cfg(test)]

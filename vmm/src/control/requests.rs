@@ -9,12 +9,13 @@ use super::{
     Advance, Control, ExitReason,
     accel::ring,
     life::{Life, RunState},
+    migration::Job,
 };
 use crate::{
     api::{
-        AccelInSnapshot, ApiError, DeviceNode, Handler, MemoryRestoreMode, PciDeviceInfo, Reply,
-        Request, Response, RestoreConfig, Status, VmCounters, VmInfo, VmResize, VmSnapshotConfig,
-        VmState, VmmPingResponse,
+        AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, MemoryRestoreMode,
+        PciDeviceInfo, Reply, Request, Response, RestoreConfig, Status, VmCounters, VmInfo,
+        VmResize, VmSnapshotConfig, VmState, VmmPingResponse,
     },
     config::{Device, FileAccess, Refused, TapFd, VmConfig},
     landlock,
@@ -42,6 +43,11 @@ impl Handler for Control {
             Request::VmMoveAccel(request) => self.move_accel(request, reply),
             Request::VmSnapshot(snapshot) if snapshot.accel == AccelInSnapshot::Save => {
                 self.save_with_applications(&snapshot, reply);
+            }
+            Request::VmSnapshot(snapshot) => self.snapshot_later(&snapshot, reply),
+            Request::VmCoredump(dump) => {
+                let file = place(dump.file(), &dump.destination_url).map(Path::to_owned);
+                self.coredump_later(file, reply);
             }
             Request::VmRestore(config, fds) => self.restore_later(&config, fds, reply),
             request => reply.send(self.handle(request)),
@@ -85,12 +91,12 @@ impl Handler for Control {
                 self.remove(&device)
             }
             Request::VmSwapDevice(swap) => self.swap(&swap),
-            Request::VmSnapshot(snapshot) => {
-                let saving = self.begin_snapshot(&snapshot)?;
-                self.finish_snapshot(saving)
-            }
             Request::VmSendMigration(request) => self.send_migration(&request),
             // Answered later, like the next ones: see `take`.
+            Request::VmSnapshot(_) | Request::VmCoredump(_) => Err(ApiError::message(
+                Status::Internal,
+                "a VM can only be saved over the API",
+            )),
             Request::VmMoveAccel(_) => Err(ApiError::message(
                 Status::Internal,
                 "applications can only be moved over the API",
@@ -107,10 +113,6 @@ impl Handler for Control {
             Request::VmMigration => self.migration_info(),
             Request::VmCancelMigration => self.cancel_migration(),
             Request::VmResolveMigration(resolve) => self.resolve_migration(&resolve),
-            Request::VmCoredump(dump) => {
-                let file = place(dump.file(), &dump.destination_url)?;
-                self.on_paused("dumped", |machine, _| machine.coredump(file))
-            }
         }
     }
 }
@@ -263,13 +265,6 @@ impl Control {
         Saving::new(directory).map_err(|e| failed(&e))
     }
 
-    /// Writes the rest of the snapshot.
-    pub(super) fn finish_snapshot(&mut self, saving: Saving) -> Answer {
-        self.on_paused("saved", |machine, config| machine.save(config, saving))?;
-        self.monitor.emit("vm", "snapshotted", &[]);
-        Ok(Response::Empty)
-    }
-
     /// Creates the machine of a snapshot, paused. Its applications have no workers yet.
     pub(super) fn restore(
         &mut self,
@@ -374,7 +369,16 @@ impl Control {
             state,
             memory_actual_size,
             device_tree,
+            in_progress: self.in_progress(),
         })))
+    }
+
+    /// What is being done that takes a while.
+    fn in_progress(&self) -> Option<InProgress> {
+        match &self.migrations.job {
+            Job::Writing(written) => Some(written.progress()),
+            _ => None,
+        }
     }
 
     fn counters(&mut self) -> Result<VmCounters, ApiError> {
@@ -499,27 +503,31 @@ impl Control {
         &mut self,
         work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<(), MachineError>,
     ) -> Answer {
+        self.of_live(work).map(|()| Response::Empty)
+    }
+
+    fn of_live<R>(
+        &mut self,
+        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<R, MachineError>,
+    ) -> Result<R, ApiError> {
         match &mut self.life {
             Life::Live {
                 machine, config, ..
-            } => {
-                work(machine, config).map_err(|e| failed(&e))?;
-                Ok(Response::Empty)
-            }
+            } => work(machine, config).map_err(|e| failed(&e)),
             _ => Err(self.not_live()),
         }
     }
 
-    fn on_paused(
+    pub(super) fn on_paused<R>(
         &mut self,
         what: &str,
-        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<(), MachineError>,
-    ) -> Answer {
+        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<R, MachineError>,
+    ) -> Result<R, ApiError> {
         if matches!(self.life.state(), Some(VmState::Running | VmState::Frozen)) {
             let message = format!("a running VM cannot be {what}: pause it first (vm.pause)");
             return Err(ApiError::wrong_state(message));
         }
-        self.on_live(work)
+        self.of_live(work)
     }
 
     pub(super) fn not_live(&self) -> ApiError {

@@ -6,14 +6,18 @@
 //! ```
 
 use std::{
+    fs::{self, File},
     io::{self, BufWriter, Seek, Write},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 
 use super::{Machine, error::MachineError};
-use crate::snapshot::memory_file;
+use crate::{
+    memory::Region,
+    snapshot::{memory_file, writing::Writing},
+};
 
 const PAGE: u64 = 4096;
 const HEADER_LEN: u64 = 64;
@@ -26,9 +30,16 @@ const PRSTATUS_LEN: usize = 336;
 /// Offset of its general-purpose registers.
 const PRSTATUS_REGS: usize = 112;
 
+/// A core dump of a paused machine. Another thread may write it, as long as the machine stays paused.
+pub struct Core {
+    path: PathBuf,
+    notes: Vec<u8>,
+    regions: Vec<Region>,
+}
+
 impl Machine {
-    /// Writes the paused guest's memory and registers to a new file.
-    pub fn coredump(&self, path: &Path) -> Result<(), MachineError> {
+    /// The core dump that is to be written to a new file.
+    pub fn core(&self, path: &Path) -> Result<Core, MachineError> {
         let registers = self.cpus.registers()?;
         let mut notes = Vec::new();
         for (vcpu, (regs, sregs)) in &registers {
@@ -40,19 +51,42 @@ impl Machine {
             );
             note(&mut notes, b"QEMU\0", 0, &qemu_state(regs, sregs));
         }
-        self.write_core(path, &notes)
-            .map_err(|source| MachineError::Coredump {
-                path: path.to_owned(),
-                source,
-            })
+        Ok(Core {
+            path: path.to_owned(),
+            notes,
+            regions: self.ram.regions().to_vec(),
+        })
+    }
+}
+
+impl Core {
+    /// Number of bytes of memory.
+    pub fn memory(&self) -> u64 {
+        memory_file::total(&self.regions)
     }
 
-    fn write_core(&self, path: &Path, notes: &[u8]) -> io::Result<()> {
-        let regions = self.ram.regions();
+    /// Writes the guest's memory and registers to the file, which is removed if that fails.
+    pub fn write(self, writing: &Writing) -> Result<(), MachineError> {
+        let write = || {
+            let file = memory_file::create_private(&self.path)?;
+            self.write_to(file, writing).inspect_err(|_| {
+                if let Err(error) = fs::remove_file(&self.path) {
+                    log::warn!("cannot remove {}: {error}", self.path.display());
+                }
+            })
+        };
+        write().map_err(|source| MachineError::Coredump {
+            path: self.path.clone(),
+            source,
+        })
+    }
+
+    fn write_to(&self, file: File, writing: &Writing) -> io::Result<()> {
+        let Self { notes, regions, .. } = self;
         // Cannot exceed 2^16 - 1 headers: a machine has far fewer memory slots.
         let headers = regions.len() as u16 + 1;
         let notes_at = HEADER_LEN + u64::from(headers) * PROGRAM_HEADER_LEN;
-        let mut out = BufWriter::new(memory_file::create_private(path)?);
+        let mut out = BufWriter::new(file);
         out.write_all(&elf_header(headers))?;
         let notes_len = notes.len() as u64;
         out.write_all(&program_header(PT_NOTE, notes_at, 0, notes_len))?;
@@ -68,11 +102,12 @@ impl Machine {
         let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         let mut offset = memory_at;
         for region in regions {
-            memory_file::write_region(&file, offset, region)?;
+            memory_file::write_region(&file, offset, region, writing)?;
             offset += region.mapping.size() as u64;
         }
         file.set_len(offset)?;
-        file.sync_all()
+        file.sync_all()?;
+        writing.seal()
     }
 }
 

@@ -20,7 +20,7 @@ use super::{
 use crate::{
     config::VmConfig,
     cpu::SavedCpu,
-    memory::RegionKind,
+    memory::{Region, RegionKind},
     snapshot::{
         self,
         lazy::LazyRestore,
@@ -28,6 +28,7 @@ use crate::{
         memory_file::{self, MemoryRange},
         staged::Staged,
         state_file,
+        writing::Writing,
     },
 };
 
@@ -83,24 +84,32 @@ impl Saving {
     }
 }
 
-fn io_at(path: &Path) -> impl FnOnce(std::io::Error) -> MachineError + use<> {
-    let path = path.to_owned();
-    move |source| MachineError::ConfigFile { path, source }
+/// Everything of a paused machine that a snapshot consists of. Another thread may write it, as long as the machine stays
+/// paused.
+pub struct Image {
+    state: SavedMachine,
+    config: VmConfig,
+    regions: Vec<Region>,
 }
 
-impl Machine {
-    /// Writes the paused machine in one go. An older snapshot in the directory stays until this one is complete and on
-    /// stable storage, so there must be room for both.
-    pub fn save(&self, config: &VmConfig, saving: Saving) -> Result<(), MachineError> {
+impl Image {
+    /// Number of bytes of memory.
+    pub fn memory(&self) -> u64 {
+        memory_file::total(&self.regions)
+    }
+
+    /// Writes the snapshot. An older one in the directory stays until this one is complete and on stable storage, so
+    /// there must be room for both.
+    pub fn write(mut self, saving: Saving, writing: &Writing) -> Result<(), MachineError> {
         let Saving {
             staged,
             directory,
             _alone,
         } = saving;
-        let mut state = self.state()?;
-        state.memory = memory_file::write(&staged.path(snapshot::MEMORY), &self.ram)?;
+        let memory = staged.path(snapshot::MEMORY);
+        self.state.memory = memory_file::write(&memory, &self.regions, writing)?;
         let config_path = staged.path(snapshot::CONFIG);
-        let text = serde_json::to_vec_pretty(config).map_err(std::io::Error::from);
+        let text = serde_json::to_vec_pretty(&self.config).map_err(std::io::Error::from);
         text.and_then(|text| {
             let mut file = fs::File::create_new(&config_path)?;
             file.write_all(&text)?;
@@ -108,11 +117,28 @@ impl Machine {
         })
         .map_err(io_at(&config_path))?;
         let state_path = staged.path(snapshot::STATE);
-        state_file::write(&state_path, &state).map_err(|source| MachineError::StateFile {
+        state_file::write(&state_path, &self.state).map_err(|source| MachineError::StateFile {
             path: state_path,
             source,
         })?;
+        writing.seal().map_err(io_at(&directory))?;
         staged.commit().map_err(io_at(&directory))
+    }
+}
+
+fn io_at(path: &Path) -> impl FnOnce(std::io::Error) -> MachineError + use<> {
+    let path = path.to_owned();
+    move |source| MachineError::ConfigFile { path, source }
+}
+
+impl Machine {
+    /// What a snapshot of the paused machine consists of.
+    pub fn image(&self, config: &VmConfig) -> Result<Image, MachineError> {
+        Ok(Image {
+            state: self.state()?,
+            config: config.clone(),
+            regions: self.ram.regions().to_vec(),
+        })
     }
 
     /// Reads the configuration of a snapshot.

@@ -30,7 +30,7 @@ pub enum RegionKind {
 }
 
 /// A contiguous range of guest-physical addresses that is backed by memory.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Region {
     /// Name of the memory zone it belongs to.
     pub zone: String,

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 19] = [
+pub const ROLES: [ThreadRole; 20] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -28,6 +28,7 @@ pub const ROLES: [ThreadRole; 19] = [
     ThreadRole::Reset,
     ThreadRole::Migration,
     ThreadRole::Lane,
+    ThreadRole::Snapshot,
 ];
 
 /// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
@@ -241,6 +242,20 @@ const LANE: &[i64] = &[
     libc::SYS_sendto,
 ];
 
+/// Writes new files and gives them their final names.
+const SNAPSHOT: &[i64] = &[
+    libc::SYS_fcntl,
+    libc::SYS_fstat,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_lseek,
+    libc::SYS_openat,
+    libc::SYS_pwrite64,
+    libc::SYS_rename,
+    libc::SYS_sync_file_range,
+    libc::SYS_unlink,
+];
+
 /// The control thread opens, places and removes what the others use.
 const VMM: &[i64] = &[
     libc::SYS_access,
@@ -385,6 +400,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Reset => RESET,
         ThreadRole::Migration => MIGRATION,
         ThreadRole::Lane => LANE,
+        ThreadRole::Snapshot => SNAPSHOT,
         ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => &[],
     }
 }

@@ -16,12 +16,14 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
+use super::writing::Writing;
 use crate::memory::{Ram, Region};
 
 /// Granularity of holes in the file, in bytes.
 const CHUNK: usize = 64 << 10;
 
-/// Maximum number of bytes written per system call.
+/// Maximum number of bytes written per system call. Of at most two such writes, the disk may have yet to store
+/// something, so that a slow disk keeps neither the thread nor the end of the process for long.
 const MAX_WRITE: usize = 4 << 20;
 
 /// A region of RAM in the file.
@@ -82,9 +84,13 @@ fn bytes(region: &Region) -> &[u8] {
     unsafe { std::slice::from_raw_parts(region.mapping.address(), region.mapping.size()) }
 }
 
-/// Saves all of `ram` to a new file and returns the position of each region. An existing file is
+/// Saves all RAM, of a paused machine, to a new file and returns the position of each region. An existing file is
 /// replaced, not overwritten, because a machine may still be loading its memory from it.
-pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError> {
+pub fn write(
+    path: &Path,
+    regions: &[Region],
+    writing: &Writing,
+) -> Result<Vec<MemoryRange>, MemoryFileError> {
     let failed = |action| {
         move |source| MemoryFileError::Io {
             action,
@@ -95,9 +101,9 @@ pub fn write(path: &Path, ram: &Ram) -> Result<Vec<MemoryRange>, MemoryFileError
     let file = replace(path).map_err(failed("create"))?;
     let mut ranges = Vec::new();
     let mut offset = 0;
-    for region in ram.regions() {
+    for region in regions {
         let len = region.mapping.size() as u64;
-        write_region(&file, offset, region).map_err(failed("write"))?;
+        write_region(&file, offset, region, writing).map_err(failed("write"))?;
         ranges.push(MemoryRange {
             guest: region.guest,
             len,
@@ -125,42 +131,103 @@ fn replace(path: &Path) -> io::Result<File> {
     create_private(path)
 }
 
+/// Number of bytes of RAM in regions.
+pub fn total(regions: &[Region]) -> u64 {
+    let sizes = regions.iter().map(|region| region.mapping.size() as u64);
+    sizes.sum()
+}
+
 /// Writes a region to an open file at `offset`, with holes for zero chunks.
-pub fn write_region(file: &File, offset: u64, region: &Region) -> io::Result<()> {
-    write_sparse(file, offset, bytes(region))
-}
-
-/// Writes the non-zero chunks of `bytes`, with adjacent ones in a single write.
-fn write_sparse(file: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
-    let mut run = 0..0;
-    for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
-        let start = index * CHUNK;
-        if is_zero(chunk) {
-            flush(file, offset, bytes, &mut run)?;
-            continue;
-        }
-        if run.is_empty() {
-            run = start..start;
-        }
-        run.end = start + chunk.len();
-        if run.len() >= MAX_WRITE {
-            flush(file, offset, bytes, &mut run)?;
-        }
-    }
-    flush(file, offset, bytes, &mut run)
-}
-
-fn flush(
+pub fn write_region(
     file: &File,
     offset: u64,
-    bytes: &[u8],
-    run: &mut std::ops::Range<usize>,
+    region: &Region,
+    writing: &Writing,
 ) -> io::Result<()> {
-    let pending = std::mem::take(run);
-    if pending.is_empty() {
+    let mut out = Sparse {
+        file,
+        offset,
+        waits: 0..0,
+    };
+    out.write(bytes(region), writing)
+}
+
+/// A part of a file that is written with holes, at the speed of the disk.
+struct Sparse<'a> {
+    file: &'a File,
+    /// Where the part begins in the file.
+    offset: u64,
+    /// The write before, which the disk may have yet to store.
+    waits: Range<u64>,
+}
+
+impl Sparse<'_> {
+    /// Writes the non-zero chunks of `bytes`, with adjacent ones in a single write.
+    fn write(&mut self, bytes: &[u8], writing: &Writing) -> io::Result<()> {
+        let mut run = 0..0;
+        for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
+            let start = index * CHUNK;
+            if is_zero(chunk) {
+                self.flush(bytes, &mut run)?;
+            } else {
+                if run.is_empty() {
+                    run = start..start;
+                }
+                run.end = start + chunk.len();
+                if run.len() >= MAX_WRITE {
+                    self.flush(bytes, &mut run)?;
+                }
+            }
+            writing.advance(chunk.len() as u64)?;
+        }
+        self.flush(bytes, &mut run)
+    }
+
+    /// Writes a run, and waits until the disk has stored the one before.
+    fn flush(&mut self, bytes: &[u8], run: &mut Range<usize>) -> io::Result<()> {
+        let run = std::mem::take(run);
+        if run.is_empty() {
+            return Ok(());
+        }
+        let start = self.offset + run.start as u64;
+        let written = start..start + run.len() as u64;
+        self.file.write_all_at(&bytes[run], start)?;
+        store(self.file, &written, libc::SYNC_FILE_RANGE_WRITE)?;
+        let before = std::mem::replace(&mut self.waits, written);
+        store(
+            self.file,
+            &before,
+            libc::SYNC_FILE_RANGE_WAIT_BEFORE | libc::SYNC_FILE_RANGE_WAIT_AFTER,
+        )
+    }
+}
+
+/// Starts to store a range of the file on the disk, or waits until it is stored.
+fn store(file: &File, range: &Range<u64>, how: libc::c_uint) -> io::Result<()> {
+    if range.is_empty() {
         return Ok(());
     }
-    file.write_all_at(&bytes[pending.clone()], offset + pending.start as u64)
+    let (start, len) = (
+        range.start.cast_signed(),
+        (range.end - range.start).cast_signed(),
+    );
+    // SAFETY: a call without pointers, on an open file.
+    let result = unsafe { libc::sync_file_range(file.as_raw_fd(), start, len, how) };
+    if result == 0 {
+        return Ok(());
+    }
+    match io::Error::last_os_error() {
+        // A file system that cannot do this only for a part; `fsync` follows in any case.
+        error
+            if matches!(
+                error.raw_os_error(),
+                Some(libc::EINVAL | libc::ENOSYS | libc::ESPIPE)
+            ) =>
+        {
+            Ok(())
+        }
+        error => Err(error),
+    }
 }
 
 fn is_zero(chunk: &[u8]) -> bool {
@@ -311,7 +378,14 @@ mod tests {
             bytes[at] = 7;
         }
         let file = tempfile::tempfile().unwrap();
-        write_sparse(&file, 4096, &bytes).unwrap();
+        let mut out = Sparse {
+            file: &file,
+            offset: 4096,
+            waits: 0..0,
+        };
+        let writing = Writing::new(bytes.len() as u64);
+        out.write(&bytes, &writing).unwrap();
+        assert_eq!(writing.bytes().0, bytes.len() as u64);
         file.set_len(4096 + bytes.len() as u64).unwrap();
         let mut back = vec![1; bytes.len()];
         file.read_exact_at(&mut back, 4096).unwrap();
@@ -327,5 +401,20 @@ mod tests {
             .map(|e| e.end - e.start)
             .sum();
         assert!(data < 5 * CHUNK as u64, "{data} bytes of data");
+    }
+
+    #[test]
+    fn writing_ends_when_it_is_cancelled() {
+        let file = tempfile::tempfile().unwrap();
+        let mut out = Sparse {
+            file: &file,
+            offset: 0,
+            waits: 0..0,
+        };
+        let writing = Writing::new(2 * CHUNK as u64);
+        assert!(writing.cancel());
+        let error = out.write(&[0; 2 * CHUNK], &writing).unwrap_err();
+        assert!(error.to_string().contains("cancelled"), "{error}");
+        assert_eq!(writing.bytes().0, CHUNK as u64);
     }
 }

@@ -20,6 +20,7 @@ pub mod lock;
 pub mod memory_file;
 pub mod staged;
 pub mod state_file;
+pub mod writing;
 
 /// The machine's configuration in a snapshot directory.
 pub const CONFIG: &str = "config.json";

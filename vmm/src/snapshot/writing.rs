@@ -1,0 +1,103 @@
+//! How far the writing of a snapshot or a core dump is.
+//!
+//! ```text
+//!   Running ──seal──> Sealed: the files get their final names, or the core dump is complete
+//!      └────cancel──> Cancelled: what was written is removed
+//! ```
+
+use std::{
+    io,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, AtomicU64, Ordering},
+    },
+};
+
+const RUNNING: u8 = 0;
+const SEALED: u8 = 1;
+const CANCELLED: u8 = 2;
+
+/// It was cancelled.
+#[derive(Debug, thiserror::Error)]
+#[error("it was cancelled; what it would have replaced is as it was")]
+pub struct Cancelled;
+
+/// The progress of writing. All clones share one state.
+#[derive(Clone, Debug)]
+pub struct Writing(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    state: AtomicU8,
+    /// Bytes of memory that were examined, and written unless they are zero.
+    done: AtomicU64,
+    total: u64,
+}
+
+impl Writing {
+    /// Nothing of `total` bytes of memory has been written.
+    pub fn new(total: u64) -> Self {
+        Self(Arc::new(Shared {
+            state: AtomicU8::new(RUNNING),
+            done: AtomicU64::new(0),
+            total,
+        }))
+    }
+
+    /// Adds to the bytes that are done. Fails if it was cancelled.
+    pub fn advance(&self, bytes: u64) -> io::Result<()> {
+        self.0.done.fetch_add(bytes, Ordering::Relaxed);
+        match self.is_cancelled() {
+            true => Err(io::Error::other(Cancelled)),
+            false => Ok(()),
+        }
+    }
+
+    /// From now on it cannot be cancelled. Fails if it was.
+    pub fn seal(&self) -> io::Result<()> {
+        match self.leave_running(SEALED) {
+            true => Ok(()),
+            false => Err(io::Error::other(Cancelled)),
+        }
+    }
+
+    /// Cancels it; returns false if it is too late.
+    pub fn cancel(&self) -> bool {
+        self.leave_running(CANCELLED) || self.is_cancelled()
+    }
+
+    /// Whether it was cancelled.
+    pub fn is_cancelled(&self) -> bool {
+        self.0.state.load(Ordering::SeqCst) == CANCELLED
+    }
+
+    /// The bytes of memory that are done, and all of them.
+    pub fn bytes(&self) -> (u64, u64) {
+        (self.0.done.load(Ordering::Relaxed), self.0.total)
+    }
+
+    fn leave_running(&self, to: u8) -> bool {
+        let state = &self.0.state;
+        state
+            .compare_exchange(RUNNING, to, Ordering::SeqCst, Ordering::SeqCst)
+            .is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_sealed_cannot_be_cancelled_and_the_reverse() {
+        let sealed = Writing::new(3);
+        sealed.advance(2).unwrap();
+        sealed.seal().unwrap();
+        assert!(!sealed.cancel() && !sealed.is_cancelled());
+        assert_eq!(sealed.bytes(), (2, 3));
+        let cancelled = Writing::new(3);
+        assert!(cancelled.cancel() && cancelled.cancel());
+        cancelled.seal().unwrap_err();
+        cancelled.advance(1).unwrap_err();
+    }
+}

@@ -1,0 +1,216 @@
+//! Snapshots to a disk that does not answer: fanotify holds back whoever opens a file in the directory.
+
+use std::{
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::{
+        fd::{FromRawFd, OwnedFd},
+        unix::ffi::OsStrExt,
+    },
+    path::Path,
+    process::{Child, Output, Stdio},
+};
+
+use serde_json::Value;
+
+use super::{Command, GANTRY, Vmm, has_kvm};
+
+/// A directory whose files can be opened only when the test allows it.
+struct Held(File);
+
+impl Held {
+    fn new(directory: &Path) -> Option<Self> {
+        let flags = libc::FAN_CLASS_CONTENT | libc::FAN_CLOEXEC;
+        // SAFETY: a call without pointers.
+        let group = unsafe { libc::fanotify_init(flags, libc::O_CLOEXEC as u32) };
+        if group < 0 {
+            let error = io::Error::last_os_error();
+            eprintln!("not tested: this host holds back no one who opens a file: {error}");
+            return None;
+        }
+        // SAFETY: created just now, so it has no other owner.
+        let group = unsafe { OwnedFd::from_raw_fd(group) };
+        let path = std::ffi::CString::new(directory.as_os_str().as_bytes()).unwrap();
+        let events = libc::FAN_OPEN_PERM | libc::FAN_EVENT_ON_CHILD;
+        // SAFETY: the path is a string that outlives the call.
+        let marked = unsafe {
+            let group = std::os::fd::AsRawFd::as_raw_fd(&group);
+            libc::fanotify_mark(
+                group,
+                libc::FAN_MARK_ADD,
+                events,
+                libc::AT_FDCWD,
+                path.as_ptr(),
+            )
+        };
+        if marked < 0 {
+            let error = io::Error::last_os_error();
+            eprintln!("not tested: nobody can be held back here: {error}");
+            return None;
+        }
+        Some(Self(File::from(group)))
+    }
+
+    /// Waits for somebody who opens a file.
+    fn waits(&mut self) -> Waits<'_> {
+        let mut event = [0; 24];
+        self.0.read_exact(&mut event).unwrap();
+        let number = |at: usize| i32::from_ne_bytes(event[at..at + 4].try_into().unwrap());
+        // SAFETY: the kernel has opened the file for this process.
+        let file = unsafe { OwnedFd::from_raw_fd(number(16)) };
+        Waits(&self.0, file)
+    }
+}
+
+struct Waits<'a>(&'a File, OwnedFd);
+
+impl Waits<'_> {
+    /// Lets it open the file.
+    fn allow(self) {
+        let mut group = self.0;
+        let file = std::os::fd::AsRawFd::as_raw_fd(&self.1);
+        let answer = [file.to_ne_bytes(), libc::FAN_ALLOW.to_ne_bytes()].concat();
+        group.write_all(&answer).unwrap();
+    }
+}
+
+fn said(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn start(vmm: &Vmm, arguments: &[&str]) -> Child {
+    Command::new(GANTRY)
+        .args(["ctl", "--socket", vmm.socket.to_str().unwrap()])
+        .args(arguments)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+fn info(vmm: &Vmm) -> Value {
+    serde_json::from_slice(&vmm.ctl(&["info"]).stdout).unwrap()
+}
+
+/// The state file of a snapshot, which changes with each.
+fn state(directory: &Path) -> Vec<u8> {
+    fs::read(directory.join("state.json")).unwrap()
+}
+
+/// A paused VM with a snapshot in a directory.
+fn saved(dir: &Path) -> (Vmm, std::path::PathBuf) {
+    let vmm = Vmm::counting(dir, "size=64M", &[]);
+    let directory = dir.join("snapshot");
+    assert!(vmm.ctl(&["pause"]).status.success());
+    let saved = vmm.ctl(&["snapshot", directory.to_str().unwrap()]);
+    assert!(saved.status.success(), "{}{}", said(&saved), vmm.said());
+    (vmm, directory)
+}
+
+#[test]
+fn the_api_answers_while_a_snapshot_waits_for_its_disk() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (mut vmm, directory) = saved(dir.path());
+    assert!(vmm.ctl(&["resume"]).status.success());
+    let printed = vmm.printed().len();
+    vmm.until("it counts on", |vmm| vmm.printed().len() > printed);
+    assert!(vmm.ctl(&["pause"]).status.success());
+    let before = state(&directory);
+    let Some(mut held) = Held::new(&directory) else {
+        return;
+    };
+    let path = directory.to_str().unwrap();
+    let saving = start(&vmm, &["snapshot", path]);
+    let waits = held.waits();
+    for command in ["ping", "info", "metrics", "counters"] {
+        assert!(vmm.ctl(&[command]).status.success(), "{command}");
+    }
+    let progress = &info(&vmm)["in_progress"];
+    assert_eq!(progress["operation"], "Snapshot", "{progress}");
+    assert_eq!(progress["total_bytes"], 64 << 20, "{progress}");
+    let core = dir.path().join("core");
+    for request in [
+        &["resume"][..],
+        &["delete"],
+        &["shutdown"],
+        &["snapshot", path],
+        &["coredump", core.to_str().unwrap()],
+    ] {
+        let refused = vmm.ctl(request);
+        let why = said(&refused);
+        assert!(
+            why.contains("a snapshot of the VM is being written"),
+            "{why}"
+        );
+        assert!(why.contains("405"), "{why}");
+    }
+    let cancelled = vmm.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    waits.allow();
+    let answer = saving.wait_with_output().unwrap();
+    assert!(
+        said(&answer).contains("it was cancelled"),
+        "{}",
+        said(&answer)
+    );
+    drop(held);
+    assert_eq!(info(&vmm)["in_progress"], Value::Null);
+    assert_eq!(state(&directory), before);
+    assert!(!directory.join("memory-ranges.new").exists());
+    let again = vmm.ctl(&["snapshot", path]);
+    assert!(again.status.success(), "{}", said(&again));
+    assert_ne!(state(&directory), before);
+    assert!(vmm.ctl(&["resume"]).status.success());
+}
+
+#[test]
+fn a_vmm_ends_although_a_snapshot_waits_for_its_disk() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (mut vmm, directory) = saved(dir.path());
+    let before = state(&directory);
+    let Some(mut held) = Held::new(&directory) else {
+        return;
+    };
+    let saving = start(&vmm, &["snapshot", directory.to_str().unwrap()]);
+    let _waits = held.waits();
+    // SAFETY: the process is this test's child, which has not been waited for.
+    unsafe { libc::kill(vmm.process.id() as i32, libc::SIGTERM) };
+    let ended = vmm.process.wait().unwrap();
+    assert!(ended.success(), "{ended}: {}", vmm.said());
+    drop(held);
+    assert!(!saving.wait_with_output().unwrap().status.success());
+    assert_eq!(state(&directory), before);
+}
+
+#[test]
+fn a_core_dump_that_is_cancelled_leaves_no_file() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let vmm = Vmm::counting(dir.path(), "size=64M", &[]);
+    assert!(vmm.ctl(&["pause"]).status.success());
+    let folder = dir.path().join("cores");
+    fs::create_dir(&folder).unwrap();
+    let core = folder.join("core");
+    let Some(mut held) = Held::new(&folder) else {
+        return;
+    };
+    let dumping = start(&vmm, &["coredump", core.to_str().unwrap()]);
+    let waits = held.waits();
+    assert_eq!(info(&vmm)["in_progress"]["operation"], "Coredump");
+    assert!(vmm.ctl(&["cancel-migration"]).status.success());
+    waits.allow();
+    assert!(!dumping.wait_with_output().unwrap().status.success());
+    drop(held);
+    assert!(!core.exists());
+    let dumped = vmm.ctl(&["coredump", core.to_str().unwrap()]);
+    assert!(dumped.status.success(), "{}", said(&dumped));
+    assert!(fs::read(&core).unwrap().starts_with(b"\x7fELF"));
+}
