@@ -7,16 +7,15 @@ use gantry_remoting::apis::cuda::{calls::DeviceInfo, codes};
 
 use crate::{
     entry::{self, Outcome, connected, entry_points, offer, put, put_text},
-    link,
+    link, visible,
 };
 
 /// The newest version of which all entry points exist.
 const VERSION: u32 = 13000;
 
 fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
-    let started = link::started(connected()?)?;
-    let index = usize::try_from(device).map_err(|_| codes::INVALID_DEVICE)?;
-    started.devices.get(index).ok_or(codes::INVALID_DEVICE)
+    let ordinal = usize::try_from(device).map_err(|_| codes::INVALID_DEVICE)?;
+    visible::device(connected()?, ordinal)
 }
 
 /// Features that a device has natively but not here, so that programs do without them. The worker
@@ -58,9 +57,7 @@ entry_points! {
             return Err(codes::INVALID_VALUE);
         }
         let link = link::get().ok_or(codes::NO_DEVICE)?;
-        if link::started(link)?.devices.is_empty() {
-            return Err(codes::NO_DEVICE);
-        }
+        visible::choose(link)?;
         entry::start();
         Ok(())
     }
@@ -77,8 +74,8 @@ entry_points! {
     }
 
     fn cuDeviceGetCount(count: *mut c_int) {
-        let devices = link::started(connected()?)?.devices.len();
-        put(count, c_int::try_from(devices).unwrap_or(c_int::MAX))
+        connected()?;
+        put(count, c_int::try_from(visible::count()).unwrap_or(c_int::MAX))
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
@@ -112,13 +109,16 @@ entry_points! {
     }
 
     fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) {
-        let started = link::started(connected()?)?;
+        let link = connected()?;
         if pciBusId.is_null() {
             return Err(codes::INVALID_VALUE);
         }
         let wanted = CStr::from_ptr(pciBusId).to_bytes();
-        let place = started.devices.iter().position(|one| one.bus.0.eq_ignore_ascii_case(wanted));
-        put(dev, c_int::try_from(place.ok_or(codes::INVALID_DEVICE)?).unwrap_or(0))
+        let is_wanted = |ordinal: &usize| {
+            visible::device(link, *ordinal).is_ok_and(|one| one.bus.0.eq_ignore_ascii_case(wanted))
+        };
+        let ordinal = (0..visible::count()).find(is_wanted);
+        put(dev, c_int::try_from(ordinal.ok_or(codes::INVALID_DEVICE)?).unwrap_or(0))
     }
 
 

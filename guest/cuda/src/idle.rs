@@ -11,7 +11,8 @@ use gantry_remoting::{
         FIRST,
         calls::{
             Await, CaptureInfo, ContextSynchronize, Copy, CopyRows, CopyVolume, EventSynchronize,
-            Fill, Launch, LaunchGraph, MemoryInfo, Read, Signal, StreamSynchronize, Write,
+            Fill, Launch, LaunchGraph, MemoryInfo, PointerDevice, Read, Signal, StreamSynchronize,
+            Write,
         },
     },
     wire::messages::Call,
@@ -81,6 +82,7 @@ fn only_waits(opcode: u16) -> bool {
             | Await::OPCODE
             | CaptureInfo::OPCODE
             | MemoryInfo::OPCODE
+            | PointerDevice::OPCODE
     )
 }
 

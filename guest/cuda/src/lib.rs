@@ -14,6 +14,7 @@
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
 //! - `landing`: what host functions of such graphs look at; `turns`: the order of launches
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
+//! - `visible`: which devices the program sees
 //! - `context`: a thread's current context; `memory`: the kinds of addresses
 //! - `libraries`: what cuBLAS in a guest uses of the connection
 //! - `signals`: waits that end without an answer; `idle`: waits for streams that have nothing to do
@@ -51,3 +52,4 @@ mod signals;
 mod streams;
 mod turns;
 mod user_objects;
+mod visible;

@@ -6,7 +6,7 @@ use base::Unpoisoned;
 use cuda_definition::driver::types::*;
 use gantry_remoting::apis::cuda::{
     Kind,
-    calls::{Allocate, AllocatePitch, ContextSynchronize, Free, MemoryInfo, Source},
+    calls::{Allocate, AllocatePitch, ContextSynchronize, Free, MemoryInfo, PointerDevice, Source},
     codes,
 };
 
@@ -62,6 +62,8 @@ pub struct Known {
     pub flags: u32,
     /// Its address on the device.
     pub device: u64,
+    /// The ordinal of its device, if known.
+    ordinal: Option<CUdevice>,
     /// Distinguishes it from other allocations.
     pub id: u64,
 }
@@ -77,6 +79,11 @@ impl Memory {
     /// Adds an allocation.
     pub fn insert(&mut self, start: u64, size: u64, what: What, flags: u32, device: u64) {
         self.made += 1;
+        // The driver knows that of memory that is not necessarily the current context's.
+        let ordinal = match what {
+            What::Device | What::Host | What::Managed | What::Registered => context::device().ok(),
+            What::Pooled | What::Mapped | What::OfGraph | What::Variable => None,
+        };
         let known = Known {
             start,
             size,
@@ -84,6 +91,7 @@ impl Memory {
             context: context::top().unwrap_or(0),
             flags,
             device,
+            ordinal,
             id: self.made,
         };
         self.all.insert(start, known);
@@ -104,6 +112,25 @@ impl Memory {
 /// The allocation that contains an address.
 pub fn find(link: &Link, at: u64) -> Option<Known> {
     link.state.memory.lock_unpoisoned().find(at)
+}
+
+/// The device of the allocation that contains an address.
+///
+/// # Errors
+/// The memory is not known, or the driver does not know its device.
+pub fn device_of(link: &Link, at: u64) -> Outcome<CUdevice> {
+    let known = find(link, at).ok_or(codes::INVALID_VALUE)?;
+    if let Some(ordinal) = known.ordinal {
+        return Ok(ordinal);
+    }
+    let ordinal = link.ask(&PointerDevice { address: at })?;
+    let mut memory = link.state.memory.lock_unpoisoned();
+    if let Some(one) = memory.all.get_mut(&known.start)
+        && one.id == known.id
+    {
+        one.ordinal = Some(ordinal);
+    }
+    Ok(ordinal)
 }
 
 /// Frees memory, and forgets it before that: as soon as it is free, another thread may be given its

@@ -17,7 +17,7 @@ use crate::{
     graphs::{self, nodes},
     handles,
     link::Link,
-    memory::What,
+    memory::{self, What},
     paged::{self, Call},
     streams::lasting_function,
 };
@@ -217,7 +217,7 @@ entry_points! {
         let mut params: CUDA_MEM_ALLOC_NODE_PARAMS = std::mem::zeroed();
         params.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
         params.poolProps.location.r#type = CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE;
-        params.poolProps.location.id = context::device()?;
+        params.poolProps.location.id = memory::device_of(connected()?, at)?;
         (params.bytesize, params.dptr) = (size, at);
         put(params_out, params)
     }

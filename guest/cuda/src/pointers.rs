@@ -6,12 +6,13 @@ use cuda_definition::driver::types::*;
 use gantry_remoting::apis::cuda::codes;
 
 use crate::{
-    context,
     entry::{Outcome, connected, entry_points, put},
-    memory::{Known, What, find},
+    link::Link,
+    memory::{Known, What, device_of, find},
 };
 
 fn attribute(
+    link: &Link,
     attribute: CUpointer_attribute,
     at: u64,
     found: Option<Known>,
@@ -45,7 +46,7 @@ fn attribute(
             }
             A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
                 known()?;
-                put(data.cast(), context::device().unwrap_or(0))
+                put(data.cast(), device_of(link, at)?)
             }
             A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(data.cast(), known()?.start),
             A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(data.cast(), known()?.size),
@@ -56,7 +57,44 @@ fn attribute(
             | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
             | A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => put(data.cast(), 0u32),
             A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => put(data.cast(), 3u32),
-            _ => Err(codes::NOT_SUPPORTED),
+            A::CU_POINTER_ATTRIBUTE_P2P_TOKENS
+            | A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE
+            | A::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR
+            | A::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID
+            | A::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => Err(codes::NOT_SUPPORTED),
+            _ => Err(codes::INVALID_VALUE),
+        }
+    }
+}
+
+/// Writes what `cuPointerGetAttributes` answers for an attribute that this memory does not have.
+///
+/// # Errors
+/// There is no such attribute.
+///
+/// # Safety
+/// There is room for a value of the attribute's type.
+unsafe fn put_nothing(attribute: CUpointer_attribute, data: *mut c_void) -> Outcome {
+    use CUpointer_attribute as A;
+    // SAFETY: the caller's promise.
+    unsafe {
+        match attribute {
+            A::CU_POINTER_ATTRIBUTE_P2P_TOKENS => put(data.cast(), [0u32; 3]),
+            A::CU_POINTER_ATTRIBUTE_CONTEXT
+            | A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
+            | A::CU_POINTER_ATTRIBUTE_HOST_POINTER
+            | A::CU_POINTER_ATTRIBUTE_BUFFER_ID
+            | A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
+            | A::CU_POINTER_ATTRIBUTE_RANGE_SIZE
+            | A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE
+            | A::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR
+            | A::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => put(data.cast(), 0u64),
+            // No device has this number.
+            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(data.cast(), -2i32),
+            A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            | A::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => put(data.cast(), 0u32),
+            // The others are known of any memory.
+            _ => Err(codes::INVALID_VALUE),
         }
     }
 }
@@ -64,7 +102,7 @@ fn attribute(
 entry_points! {
     fn cuPointerGetAttribute(data: *mut c_void, attribute: CUpointer_attribute, ptr: CUdeviceptr) {
         let link = connected()?;
-        self::attribute(attribute, ptr, find(link, ptr), data)
+        self::attribute(link, attribute, ptr, find(link, ptr), data)
     }
 
     fn cuPointerGetAttributes(
@@ -80,20 +118,9 @@ entry_points! {
         let found = find(link, ptr);
         for number in 0..numAttributes as usize {
             let (one, to) = (attributes.add(number).read(), data.add(number).read());
-            if self::attribute(one, ptr, found, to) == Err(codes::INVALID_VALUE) && !to.is_null() {
-                // Foreign memory reads as zero here, with the attribute's number of bytes.
-                use CUpointer_attribute as A;
-                match one {
-                    A::CU_POINTER_ATTRIBUTE_CONTEXT
-                    | A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER
-                    | A::CU_POINTER_ATTRIBUTE_HOST_POINTER
-                    | A::CU_POINTER_ATTRIBUTE_BUFFER_ID
-                    | A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
-                    | A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(to.cast(), 0u64)?,
-                    // No device has this number.
-                    A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(to.cast(), -2i32)?,
-                    _ => put(to.cast(), 0u32)?,
-                }
+            match self::attribute(link, one, ptr, found, to) {
+                Err(codes::INVALID_VALUE | codes::NOT_SUPPORTED) if !to.is_null() => put_nothing(one, to)?,
+                other => other?,
             }
         }
         Ok(())

@@ -145,15 +145,17 @@ pub fn serving_apis(folder: &Path, apis: &str) -> Command {
     command
 }
 
-/// Starts a pool of this process's own: its socket.
-fn start() -> PathBuf {
-    let folder = std::env::temp_dir().join(format!("gantry-cuda-test-{}", std::process::id()));
+/// Starts a pool of this process's own with this many devices: its socket.
+pub fn start(devices: u32) -> PathBuf {
+    let name = format!("gantry-cuda-test-{}-{devices}", std::process::id());
+    let folder = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&folder).expect("there is room for files");
     let socket = folder.join("cuda.sock");
     let path = socket.clone();
     // The thread that starts the pool must stay: the pool ends with it.
     thread::spawn(move || {
         let mut pool = serving(&folder);
+        pool.env("GANTRY_CUDA_DEVICES", devices.to_string());
         let pool = pool.arg("--socket").arg(folder.join("cuda.sock")).spawn();
         let _ = pool.expect("the pool starts").wait();
     });
@@ -169,7 +171,7 @@ pub fn library() -> &'static Library {
     static LIBRARY: OnceLock<Library> = OnceLock::new();
     LIBRARY.get_or_init(|| {
         if !is_given() {
-            let socket = start();
+            let socket = start(1);
             // SAFETY: tests look at no variable; the library does when it is first called.
             unsafe { std::env::set_var(GIVEN, socket) };
         }

@@ -9,6 +9,7 @@ mod arrays;
 mod both;
 #[path = "../../../tests/cuda-driver/tests/cuda/device.rs"]
 mod device;
+mod devices;
 #[path = "../../../tests/cuda-driver/tests/cuda/driver.rs"]
 mod driver;
 #[path = "../../../tests/cuda-driver/tests/cuda/errors.rs"]

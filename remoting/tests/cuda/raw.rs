@@ -39,6 +39,7 @@ use gantry_remoting::{
 };
 
 mod charges;
+mod devices;
 
 /// How long an answer or a word is waited for.
 const LONG: Duration = Duration::from_secs(60);

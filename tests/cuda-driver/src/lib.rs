@@ -2,7 +2,7 @@
 //!
 //! It allows testing Gantry's CUDA remoting with real compiled kernels where there is no GPU.
 //! Device memory is bounds-checked and each stream is a thread. Speed is not a goal.
-//! `GANTRY_CUDA_MEMORY` sets the device's memory in MiB.
+//! `GANTRY_CUDA_MEMORY` sets a device's memory in MiB, `GANTRY_CUDA_DEVICES` the number of devices.
 //!
 //! - `ptx`: parsing PTX; `run`: executing it.
 //! - `driver`: memory, contexts, streams and modules; `api`: the C entry points.

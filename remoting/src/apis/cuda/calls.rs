@@ -547,6 +547,11 @@ calls! {
         /// How many fewer.
         count: u32,
     } -> ();
+    /// The device of memory of the client's: its ordinal.
+    59 PointerDevice { /** Where. */ address: u64, } -> i32;
+    /// Before the first context: the client's devices are these of the devices that the worker has offered, in this
+    /// order.
+    60 Select { /** Places in the list, each at most once. */ devices: Vec<u32>, } -> ();
 }
 
 wire! {
@@ -606,7 +611,7 @@ mod tests {
     proptest! {
         #[test]
         fn any_bytes_are_a_call_or_malformed(
-            opcode in 0u16..60,
+            opcode in 0u16..62,
             bytes in prop::collection::vec(any::<u8>(), 0..200),
         ) {
             if let Ok(request) = Request::decode(opcode, &bytes) {

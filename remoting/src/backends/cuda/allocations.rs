@@ -2,7 +2,7 @@
 
 use std::{ptr::null_mut, sync::Arc};
 
-use cuda_definition::driver::types::{CUmemoryPool, CUstream};
+use cuda_definition::driver::types::{CUmemoryPool, CUpointer_attribute, CUstream};
 
 use super::{
     Server,
@@ -161,6 +161,20 @@ impl Server {
         ))?;
         let all = (all as u64).min(self.quota.limit());
         Ok(((free as u64).min(self.quota.left()).min(all), all))
+    }
+
+    /// The client's ordinal of the device that an address of its memory belongs to.
+    pub(super) fn pointer_device(&mut self, address: u64) -> Result<i32, i32> {
+        if !self.is_clients(address, 1) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut device = 0i32;
+        let attribute = CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
+        outcome(cu!(
+            self.backend.api,
+            cuPointerGetAttribute((&raw mut device).cast(), attribute, address)
+        ))?;
+        self.ordinal(device)
     }
 
     /// Registers a range of the window with the driver and returns its device address.

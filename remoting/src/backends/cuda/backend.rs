@@ -252,6 +252,7 @@ fn may_block(request: &Request) -> bool {
         | Request::EventSynchronize(_)
         | Request::Signal(_)
         | Request::Await(_)
+        | Request::PointerDevice(_)
         | Request::Describe(_) => false,
         Request::Forward(call) => !super::forwarding::returns_at_once(call.function),
         Request::Post(call) => !super::forwarding::returns_at_once(call.function),
@@ -479,6 +480,8 @@ impl Server {
                 Err(code) => self.fail(header, call.context, code)?,
             },
             Request::MemoryInfo(call) => answered!(call.context, memory_info),
+            Request::Select(call) => answered!(&call.devices, select),
+            Request::PointerDevice(call) => answered!(call.address, pointer_device),
             Request::Pin(call) => answered!(&call, pin),
             Request::Write(call) => self.write(header, &call)?,
             Request::Read(call) => self.read(header, &call)?,

@@ -59,7 +59,7 @@ functions! {
     cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceGetPCIBusId
     cuCtxSetCurrent cuCtxSynchronize cuCtxGetCurrent
     cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2 cuMemAllocAsync cuMemAllocFromPoolAsync
-    cuMemFreeAsync cuMemGetInfo_v2 cuMemHostRegister_v2 cuMemHostGetDevicePointer_v2
+    cuMemFreeAsync cuMemGetInfo_v2 cuPointerGetAttribute cuMemHostRegister_v2 cuMemHostGetDevicePointer_v2
     cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2
     cuMemsetD8Async cuMemsetD16Async cuMemsetD32Async
     cuMemsetD2D8Async cuMemsetD2D16Async cuMemsetD2D32Async

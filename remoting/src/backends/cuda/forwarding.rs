@@ -264,6 +264,14 @@ impl Server {
         device.copied().ok_or(codes::INVALID_DEVICE)
     }
 
+    /// The client's ordinal of the driver's device.
+    pub(super) fn ordinal(&self, device: i32) -> Result<i32, i32> {
+        let mut devices = self.backend.devices.iter();
+        let ordinal = devices.position(|one| *one == device);
+        let ordinal = ordinal.and_then(|ordinal| i32::try_from(ordinal).ok());
+        ordinal.ok_or(codes::INVALID_DEVICE)
+    }
+
     /// The parameters as passed to the driver.
     pub(super) fn words(
         &mut self,
@@ -435,6 +443,14 @@ impl Server {
             let Argument::Memory { words, elements } = &mut arguments[place] else {
                 continue;
             };
+            if element.of == "CUmemAllocationProp" {
+                // SAFETY: the plan has one of these, in memory that is aligned for any type.
+                let properties = unsafe { &mut *words.as_mut_ptr().cast::<CUmemAllocationProp>() };
+                let location = &mut properties.location;
+                if location.r#type == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
+                    location.id = self.ordinal(location.id)?;
+                }
+            }
             (*elements as u32).put(&mut answer);
             match element.handle {
                 Some(kind) => {

@@ -9,7 +9,11 @@ use super::{
     driver::{Api, cu, outcome},
 };
 use crate::{
-    apis::cuda::calls::{DeviceInfo, Started},
+    apis::cuda::{
+        Kind,
+        calls::{DeviceInfo, Started},
+        codes,
+    },
     wire::Blob,
 };
 
@@ -64,6 +68,26 @@ impl Server {
             bus: Blob(bus),
             attributes: attributes.collect(),
         }
+    }
+
+    /// Has the client's ordinals denote these of the devices that they denote now.
+    pub(super) fn select(&mut self, places: &[u32]) -> Result<(), i32> {
+        let backend = &mut self.backend;
+        let has_context = backend
+            .objects
+            .iter()
+            .any(|(_, object)| object.kind == Kind::Context);
+        if has_context || places.is_empty() || places.len() > backend.devices.len() {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut chosen = Vec::with_capacity(places.len());
+        for place in places {
+            let device = backend.devices.get(*place as usize);
+            let device = device.filter(|device| !chosen.contains(*device));
+            chosen.push(*device.ok_or(codes::INVALID_VALUE)?);
+        }
+        backend.devices = chosen;
+        Ok(())
     }
 
     pub(super) fn started(&self) -> Started {

@@ -47,7 +47,12 @@ impl Array {
         let rows = described.Height.max(1).checked_mul(described.Depth.max(1));
         let size = row.zip(rows).and_then(|(row, rows)| row.checked_mul(rows));
         let context = context::current()?;
-        let at = memory().allocate(size.ok_or(INVALID)? as u64, Kind::Device, 0, context.handle)?;
+        let at = memory().allocate(
+            size.ok_or(INVALID)? as u64,
+            Kind::Device,
+            0,
+            context.owner(),
+        )?;
         Ok(Arc::new(Self {
             at,
             row: row.ok_or(INVALID)?,

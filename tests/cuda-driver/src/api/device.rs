@@ -1,31 +1,52 @@
 //! The device and contexts.
 
 use std::{
+    collections::BTreeSet,
     ffi::{c_char, c_int, c_uint},
     ptr::null_mut,
-    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, atomic::Ordering},
 };
 
 use cuda_definition::driver::types::*;
 
 use super::{device, entry_points, offer, put, text};
 use crate::driver::{
-    ARCHITECTURE, Answer, MULTIPROCESSORS, SHARED, SHARED_OPT_IN, THREADS,
+    ARCHITECTURE, Answer, MOST_DEVICES, MULTIPROCESSORS, SHARED, SHARED_OPT_IN, THREADS,
     context::{self, Context},
+    devices,
     memory::memory,
     objects,
 };
 
 const NAME: &[u8] = b"Gantry stand-in (PTX on the CPU)\0";
-const BUS_ID: &[u8] = b"0000:00:00.0\0";
 /// CUDA 13.0.
 const VERSION: c_int = 13000;
 
-/// The primary context and its reference count.
-static PRIMARY: Mutex<(Option<Arc<Context>>, u32, c_uint)> = Mutex::new((None, 0, 0));
+/// A device's primary context, its reference count and its flags.
+type Primary = (Option<Arc<Context>>, u32, c_uint);
 
-fn primary() -> std::sync::MutexGuard<'static, (Option<Arc<Context>>, u32, c_uint)> {
-    PRIMARY.lock().unwrap_or_else(PoisonError::into_inner)
+fn primary(device: CUdevice) -> MutexGuard<'static, Primary> {
+    static ALL: [Mutex<Primary>; MOST_DEVICES as usize] =
+        [const { Mutex::new((None, 0, 0)) }; MOST_DEVICES as usize];
+    ALL[device as usize]
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Unlike the devices, their addresses are in descending order.
+fn bus(device: CUdevice) -> String {
+    format!("0000:{:02x}:00.0\0", devices() - 1 - device)
+}
+
+/// All begin with `47`, and differ in what follows.
+fn uuid(device: CUdevice) -> CUuuid {
+    let mut bytes = [0x47; 16];
+    bytes[1] += device as c_char;
+    CUuuid { bytes }
+}
+
+fn peers(context: &Context) -> MutexGuard<'_, BTreeSet<i32>> {
+    context.peers.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 fn handle(context: Option<&Arc<Context>>) -> CUcontext {
@@ -94,12 +115,12 @@ entry_points! {
 
     fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
         super::device(ordinal)?;
-        put(device, 0)
+        put(device, ordinal)
     }
 
     fn cuDeviceGetCount(count: *mut c_int) {
         context::initialised()?;
-        put(count, 1)
+        put(count, devices())
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
@@ -109,12 +130,12 @@ entry_points! {
 
     fn cuDeviceGetUuid_v2(uuid: *mut CUuuid, dev: CUdevice) {
         device(dev)?;
-        put(uuid, CUuuid { bytes: [0x47; 16] })
+        put(uuid, self::uuid(dev))
     }
 
     fn cuDeviceTotalMem_v2(bytes: *mut usize, dev: CUdevice) {
         device(dev)?;
-        put(bytes, usize::try_from(memory().info().1).unwrap_or(usize::MAX))
+        put(bytes, usize::try_from(memory().info(dev).1).unwrap_or(usize::MAX))
     }
 
     fn cuDeviceGetAttribute(pi: *mut c_int, attrib: CUdevice_attribute, dev: CUdevice) {
@@ -130,29 +151,28 @@ entry_points! {
 
     fn cuDeviceGetPCIBusId(pciBusId: *mut c_char, len: c_int, dev: CUdevice) {
         device(dev)?;
-        string(pciBusId, len, BUS_ID)
+        string(pciBusId, len, bus(dev).as_bytes())
     }
 
     fn cuDeviceGetByPCIBusId(dev: *mut CUdevice, pciBusId: *const c_char) {
         context::initialised()?;
-        if Some(text(pciBusId)?.as_bytes()) != BUS_ID.strip_suffix(b"\0") {
-            return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
-        }
-        put(dev, 0)
+        let wanted = text(pciBusId)?;
+        let found = (0..devices()).find(|device| bus(*device).trim_end_matches('\0') == wanted);
+        put(dev, found.ok_or(CUresult::CUDA_ERROR_INVALID_DEVICE)?)
     }
 
     fn cuDeviceCanAccessPeer(canAccessPeer: *mut c_int, dev: CUdevice, peerDev: CUdevice) {
         device(dev)?;
         device(peerDev)?;
-        put(canAccessPeer, 0)
+        put(canAccessPeer, c_int::from(dev != peerDev))
     }
 
     fn cuDevicePrimaryCtxRetain(pctx: *mut CUcontext, dev: CUdevice) {
         device(dev)?;
-        let mut primary = primary();
+        let mut primary = primary(dev);
         let context = match &primary.0 {
             Some(context) => Arc::clone(context),
-            None => Context::create(primary.2)?,
+            None => Context::create(dev, primary.2)?,
         };
         put(pctx, context.handle as CUcontext)?;
         primary.0 = Some(context);
@@ -162,7 +182,7 @@ entry_points! {
 
     fn cuDevicePrimaryCtxRelease_v2(dev: CUdevice) {
         device(dev)?;
-        let mut primary = primary();
+        let mut primary = primary(dev);
         primary.1 = primary.1.checked_sub(1).ok_or(CUresult::CUDA_ERROR_INVALID_CONTEXT)?;
         if primary.1 == 0
             && let Some(context) = primary.0.take()
@@ -175,7 +195,7 @@ entry_points! {
 
     fn cuDevicePrimaryCtxReset_v2(dev: CUdevice) {
         device(dev)?;
-        if let Some(context) = primary().0.take() {
+        if let Some(context) = primary(dev).0.take() {
             context.destroy();
             objects::remove(context.handle);
         }
@@ -184,20 +204,20 @@ entry_points! {
 
     fn cuDevicePrimaryCtxSetFlags_v2(dev: CUdevice, flags: c_uint) {
         device(dev)?;
-        primary().2 = flags;
+        primary(dev).2 = flags;
         Ok(())
     }
 
     fn cuDevicePrimaryCtxGetState(dev: CUdevice, flags: *mut c_uint, active: *mut c_int) {
         device(dev)?;
-        let primary = primary();
+        let primary = primary(dev);
         offer(flags, primary.2);
         put(active, c_int::from(primary.0.is_some()))
     }
 
     fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) {
         device(dev)?;
-        let context = Context::create(flags)?;
+        let context = Context::create(dev, flags)?;
         put(pctx, context.handle as CUcontext)?;
         context::push(context);
         Ok(())
@@ -208,7 +228,7 @@ entry_points! {
             return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED);
         }
         device(dev)?;
-        let context = Context::create(flags)?;
+        let context = Context::create(dev, flags)?;
         put(pctx, context.handle as CUcontext)?;
         context::push(context);
         Ok(())
@@ -216,7 +236,7 @@ entry_points! {
 
     fn cuCtxDestroy_v2(ctx: CUcontext) {
         let context = objects::context(ctx)?;
-        if primary().0.as_ref().is_some_and(|primary| Arc::ptr_eq(primary, &context)) {
+        if primary(context.device).0.as_ref().is_some_and(|primary| Arc::ptr_eq(primary, &context)) {
             return Err(CUresult::CUDA_ERROR_INVALID_CONTEXT);
         }
         context.destroy();
@@ -256,8 +276,29 @@ entry_points! {
     }
 
     fn cuCtxGetDevice(device: *mut CUdevice) {
-        context::current()?;
-        put(device, 0)
+        put(device, context::current()?.device)
+    }
+
+    fn cuCtxEnablePeerAccess(peerContext: CUcontext, Flags: c_uint) {
+        let (own, peer) = (context::current()?, objects::context(peerContext)?);
+        if Flags != 0 {
+            return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
+        }
+        if peer.device == own.device {
+            return Err(CUresult::CUDA_ERROR_INVALID_DEVICE);
+        }
+        match peers(&own).insert(peer.device) {
+            true => Ok(()),
+            false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED),
+        }
+    }
+
+    fn cuCtxDisablePeerAccess(peerContext: CUcontext) {
+        let (own, peer) = (context::current()?, objects::context(peerContext)?);
+        match peers(&own).remove(&peer.device) {
+            true => Ok(()),
+            false => Err(CUresult::CUDA_ERROR_PEER_ACCESS_NOT_ENABLED),
+        }
     }
 
     fn cuCtxGetFlags(flags: *mut c_uint) {

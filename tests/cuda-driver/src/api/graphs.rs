@@ -17,7 +17,7 @@ use super::{
     volumes,
 };
 use crate::driver::{
-    Answer,
+    Answer, Owner,
     context::{self, Context},
     memory::{Kind, memory},
     module::Shape,
@@ -397,8 +397,8 @@ entry_points! {
     ) {
         let params = nodeParams.as_mut().ok_or(INVALID)?;
         let graph = objects::graph(hGraph)?;
-        context::current()?;
-        params.dptr = memory().allocate(params.bytesize as u64, Kind::Device, 0, 0)?;
+        let owner = Owner { context: 0, ..context::current()?.owner() };
+        params.dptr = memory().allocate(params.bytesize as u64, Kind::Device, 0, owner)?;
         let at = params.dptr;
         add_node(hGraph, phGraphNode, allocating(&graph, at))
     }

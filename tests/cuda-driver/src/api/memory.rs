@@ -7,8 +7,9 @@ use cuda_definition::driver::types::*;
 
 use super::{entry_points, graphs, offer, put};
 use crate::driver::{
-    Answer,
+    Answer, MOST_DEVICES, Owner,
     context::{self, Context},
+    devices,
     memory::{Allocation, Kind, memory},
     objects,
 };
@@ -17,7 +18,7 @@ const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
 fn allocate(size: usize, kind: Kind, flags: c_uint) -> Answer<u64> {
     let context = context::current()?;
-    memory().allocate(size as u64, kind, flags, context.handle)
+    memory().allocate(size as u64, kind, flags, context.owner())
 }
 
 /// Frees memory once nothing can be using it.
@@ -44,7 +45,7 @@ fn attribute(
     // SAFETY: the caller has room for a value of the attribute's type.
     unsafe {
         match attribute {
-            A::CU_POINTER_ATTRIBUTE_CONTEXT => put(data.cast(), known()?.context),
+            A::CU_POINTER_ATTRIBUTE_CONTEXT => put(data.cast(), known()?.owner.context),
             A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
                 let host = matches!(known()?.kind, Kind::Host | Kind::Registered);
                 let kind = if host {
@@ -64,7 +65,7 @@ fn attribute(
                 data.cast(),
                 u32::from(found.is_some_and(|found| found.kind == Kind::Managed)),
             ),
-            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(data.cast(), known().map(|_| 0i32)?),
+            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(data.cast(), known()?.owner.device),
             A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(data.cast(), known()?.start),
             A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(data.cast(), known()?.size),
             A::CU_POINTER_ATTRIBUTE_MAPPED => put(data.cast(), u32::from(found.is_some())),
@@ -77,8 +78,8 @@ fn attribute(
 
 entry_points! {
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize) {
-        context::current()?;
-        let (unused, all) = memory().info();
+        let context = context::current()?;
+        let (unused, all) = memory().info(context.device);
         offer(free, usize::try_from(unused).unwrap_or(usize::MAX));
         offer(total, usize::try_from(all).unwrap_or(usize::MAX));
         Ok(())
@@ -113,27 +114,28 @@ entry_points! {
 
     fn cuMemAllocAsync(dptr: *mut CUdeviceptr, bytesize: usize, hStream: CUstream) {
         // The address is known at once. Using it too early is the program's mistake.
-        let stream = context::current()?.stream(hStream)?;
-        let at = Pool::allocate(bytesize)?;
+        let context = context::current()?;
+        let stream = context.stream(hStream)?;
+        let at = Pool::allocate(context.device, bytesize)?;
         graphs::capture_allocation(&stream, at);
         put(dptr, at)
     }
 
     fn cuMemAllocFromPoolAsync(dptr: *mut CUdeviceptr, bytesize: usize, pool: CUmemoryPool, hStream: CUstream) {
-        known(pool)?;
+        let device = known(pool)?;
         let stream = context::current()?.stream(hStream)?;
-        let at = Pool::allocate(bytesize)?;
+        let at = Pool::allocate(device, bytesize)?;
         graphs::capture_allocation(&stream, at);
         put(dptr, at)
     }
 
     fn cuDeviceSetMemPool(dev: CUdevice, pool: CUmemoryPool) {
         super::device(dev)?;
-        known(pool)
+        known(pool).map(drop)
     }
 
     fn cuMemPoolSetAccess(pool: CUmemoryPool, _map: *const CUmemAccessDesc, _count: usize) {
-        known(pool)
+        known(pool).map(drop)
     }
 
     fn cuMemFreeAsync(dptr: CUdeviceptr, hStream: CUstream) {
@@ -175,7 +177,7 @@ entry_points! {
 
     fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) {
         let context = context::current()?;
-        memory().register(p as u64, bytesize as u64, Flags, context.handle)
+        memory().register(p as u64, bytesize as u64, Flags, context.owner())
     }
 
     fn cuMemHostUnregister(p: *mut c_void) {
@@ -224,36 +226,35 @@ entry_points! {
 
     fn cuDeviceGetDefaultMemPool(pool_out: *mut CUmemoryPool, dev: CUdevice) {
         super::device(dev)?;
-        put(pool_out, POOL as CUmemoryPool)
+        put(pool_out, handle(dev))
     }
 
     fn cuDeviceGetMemPool(pool: *mut CUmemoryPool, dev: CUdevice) {
         super::device(dev)?;
-        put(pool, POOL as CUmemoryPool)
+        put(pool, handle(dev))
     }
 
     fn cuMemPoolTrimTo(pool: CUmemoryPool, minBytesToKeep: usize) {
-        known(pool)?;
-        let mut pool = Pool::get();
+        let mut pool = Pool::of(known(pool)?);
         pool.reserved = pool.reserved.min(minBytesToKeep as u64);
         Ok(())
     }
 
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
-        known(pool)?;
+        let device = known(pool)?;
         if attr == CUmemPool_attribute::CU_MEMPOOL_ATTR_RELEASE_THRESHOLD {
-            Pool::get().threshold = *value.cast::<u64>().as_ref().ok_or(INVALID)?;
+            Pool::of(device).threshold = *value.cast::<u64>().as_ref().ok_or(INVALID)?;
         }
         Ok(())
     }
 
     fn cuMemPoolGetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
-        known(pool)?;
+        let device = known(pool)?;
         match attr.0 {
             1..=3 => put(value.cast::<c_int>(), 1),
-            4 => put(value.cast::<u64>(), Pool::get().threshold),
-            5 => put(value.cast::<u64>(), Pool::get().reserved()),
-            7 => put(value.cast::<u64>(), memory().pooled()),
+            4 => put(value.cast::<u64>(), Pool::of(device).threshold),
+            5 => put(value.cast::<u64>(), Pool::of(device).reserved(device)),
+            7 => put(value.cast::<u64>(), memory().pooled(device)),
             6 | 8 => put(value.cast::<u64>(), 0),
             _ => Err(INVALID),
         }
@@ -269,44 +270,52 @@ entry_points! {
     }
 }
 
-/// The only pool.
-const POOL: u64 = 0x7b00_0000_0000;
+/// The handle of the first device's pool. Each device has one.
+const POOLS: u64 = 0x7b00_0000_0000;
 
-/// What the pool reports as reserved. It is only a figure: memory is given back at once.
+fn handle(device: CUdevice) -> CUmemoryPool {
+    (POOLS + device as u64) as CUmemoryPool
+}
+
+/// What a pool reports as reserved. It is only a figure: memory is given back at once.
 struct Pool {
     threshold: u64,
     reserved: u64,
 }
 
 impl Pool {
-    fn get() -> MutexGuard<'static, Self> {
-        static ONE: Mutex<Pool> = Mutex::new(Pool {
-            threshold: 0,
-            reserved: 0,
-        });
-        ONE.lock().unwrap_or_else(PoisonError::into_inner)
+    fn of(device: i32) -> MutexGuard<'static, Self> {
+        static ALL: [Mutex<Pool>; MOST_DEVICES as usize] = [const {
+            Mutex::new(Pool {
+                threshold: 0,
+                reserved: 0,
+            })
+        }; MOST_DEVICES as usize];
+        ALL[device as usize]
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn allocate(size: usize) -> Answer<u64> {
-        let at = memory().allocate(size as u64, Kind::Device, 0, 0)?;
-        let mut pool = Self::get();
-        pool.reserved = pool.reserved();
+    fn allocate(device: i32, size: usize) -> Answer<u64> {
+        let owner = Owner { context: 0, device };
+        let at = memory().allocate(size as u64, Kind::Device, 0, owner)?;
+        let mut pool = Self::of(device);
+        pool.reserved = pool.reserved(device);
         Ok(at)
     }
 
-    fn reserved(&self) -> u64 {
+    fn reserved(&self, device: i32) -> u64 {
         let kept = self.reserved.min(self.threshold);
-        kept.max(memory().pooled())
+        kept.max(memory().pooled(device))
     }
 }
 
-fn known(pool: CUmemoryPool) -> Answer {
+/// The device of a pool.
+fn known(pool: CUmemoryPool) -> Answer<i32> {
     context::initialised()?;
-    if pool as u64 == POOL {
-        Ok(())
-    } else {
-        Err(INVALID)
-    }
+    (0..devices())
+        .find(|device| handle(*device) == pool)
+        .ok_or(INVALID)
 }
 
 /// Whether host memory is known to the driver, so that copies need not read it at once.

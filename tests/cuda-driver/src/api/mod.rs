@@ -18,7 +18,7 @@ use std::ffi::{CStr, c_char};
 
 use cuda_definition::driver::types::CUresult;
 
-use crate::driver::{Answer, context};
+use crate::driver::{Answer, context, devices};
 
 /// An exported function.
 pub struct Export {
@@ -107,10 +107,10 @@ unsafe fn text<'a>(text: *const c_char) -> Answer<&'a str> {
         .map_err(|_| CUresult::CUDA_ERROR_INVALID_VALUE)
 }
 
-/// Checks a device number. The only device is number 0.
+/// Checks a device number.
 fn device(number: i32) -> Answer {
     context::initialised()?;
-    if number == 0 {
+    if (0..devices()).contains(&number) {
         Ok(())
     } else {
         Err(CUresult::CUDA_ERROR_INVALID_DEVICE)

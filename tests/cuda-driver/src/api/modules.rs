@@ -51,7 +51,7 @@ unsafe fn load(
         let text = unsafe { CStr::from_ptr(image.cast()) }.to_str();
         Cow::Borrowed(text.map_err(|_| CUresult::CUDA_ERROR_INVALID_IMAGE)?)
     };
-    let loaded = Module::load(&text, context.handle);
+    let loaded = Module::load(&text, context.owner());
     let (mut log, mut room) = (None, 0);
     for number in 0..if options.is_null() || values.is_null() {
         0

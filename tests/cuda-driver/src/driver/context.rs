@@ -2,7 +2,7 @@
 
 use std::{
     cell::RefCell,
-    collections::HashMap,
+    collections::{BTreeSet, HashMap},
     io::Write,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
@@ -14,7 +14,7 @@ use std::{
 use cuda_definition::driver::types::{CUresult, CUstream, cudaError_enum};
 
 use super::{
-    Answer,
+    Answer, Owner,
     memory::memory,
     objects::{self, Object},
     stream::{Mark, Stream, Task},
@@ -24,7 +24,11 @@ use crate::run::block::Output;
 /// A context.
 pub struct Context {
     pub handle: u64,
+    /// Its device's number.
+    pub device: i32,
     pub flags: AtomicU32,
+    /// Devices whose memory it may access.
+    pub peers: Mutex<BTreeSet<i32>>,
     /// Output of kernels.
     pub output: Output,
     /// The first error; it ended the context's work.
@@ -83,11 +87,13 @@ pub fn pop() -> Option<Arc<Context>> {
 
 impl Context {
     /// Creates a context with its default stream.
-    pub fn create(flags: u32) -> Answer<Arc<Self>> {
+    pub fn create(device: i32, flags: u32) -> Answer<Arc<Self>> {
         let handle = objects::number();
         let context = Arc::new(Self {
             handle,
+            device,
             flags: AtomicU32::new(flags),
+            peers: Mutex::default(),
             output: Output::default(),
             error: AtomicU32::new(0),
             legacy: OnceLock::new(),
@@ -97,6 +103,14 @@ impl Context {
         let _ = context.legacy.set(stream);
         objects::insert(handle, Object::Context(Arc::clone(&context)));
         Ok(context)
+    }
+
+    /// What memory that is allocated in it is allocated for.
+    pub fn owner(&self) -> Owner {
+        Owner {
+            context: self.handle,
+            device: self.device,
+        }
     }
 
     /// Always returns an error after a fault.

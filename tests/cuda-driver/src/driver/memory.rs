@@ -8,7 +8,7 @@ use std::{
 
 use cuda_definition::driver::types::CUresult;
 
-use super::Answer;
+use super::{Answer, MOST_DEVICES, Owner};
 use crate::run::memory::Ranges;
 
 /// Range in which Gantry wants device memory: a guest reserves these addresses.
@@ -55,9 +55,7 @@ pub struct Allocation {
     pub size: u64,
     pub kind: Kind,
     pub flags: u32,
-    /// The context that it was allocated in and is freed with; 0 for memory of pools and graphs,
-    /// which outlives contexts.
-    pub context: u64,
+    pub owner: Owner,
     /// Sequence number of the allocation.
     pub id: u64,
 }
@@ -65,19 +63,21 @@ pub struct Allocation {
 #[derive(Default)]
 struct State {
     all: BTreeMap<u64, Allocation>,
-    used: u64,
+    /// Bytes in use of each device.
+    used: [u64; MOST_DEVICES as usize],
     made: u64,
     ranges: Ranges,
 }
 
-/// All memory of the device.
+/// All memory of the devices.
 pub struct Memory {
     base: u64,
+    /// Bytes of each device.
     total: u64,
     state: Mutex<State>,
 }
 
-/// The device's memory.
+/// The devices' memory.
 pub fn memory() -> &'static Memory {
     static MEMORY: OnceLock<Memory> = OnceLock::new();
     MEMORY.get_or_init(Memory::reserve)
@@ -117,16 +117,17 @@ impl Memory {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Free bytes and total bytes.
-    pub fn info(&self) -> (u64, u64) {
-        (self.total - self.state().used, self.total)
+    /// Free bytes and total bytes of a device.
+    pub fn info(&self, device: i32) -> (u64, u64) {
+        (self.total - self.state().used[device as usize], self.total)
     }
 
-    /// Bytes allocated from pools or by graphs.
-    pub fn pooled(&self) -> u64 {
+    /// Bytes of a device allocated from its pool or by graphs.
+    pub fn pooled(&self, device: i32) -> u64 {
         let state = self.state();
-        let all = state.all.values();
-        let pooled = all.filter(|one| one.context == 0);
+        let all = state.all.values().map(|one| (one.owner, one));
+        let pooled = all.filter(|(owner, _)| owner.context == 0 && owner.device == device);
+        let pooled = pooled.map(|(_, one)| one);
         pooled.map(|one| one.size).sum()
     }
 
@@ -136,12 +137,12 @@ impl Memory {
     }
 
     /// Allocates memory.
-    pub fn allocate(&self, size: u64, kind: Kind, flags: u32, context: u64) -> Answer<u64> {
+    pub fn allocate(&self, size: u64, kind: Kind, flags: u32, owner: Owner) -> Answer<u64> {
         if size == 0 {
             return Err(CUresult::CUDA_ERROR_INVALID_VALUE);
         }
         let mut state = self.state();
-        if kind.counted() && size > self.total - state.used {
+        if kind.counted() && size > self.total - state.used[owner.device as usize] {
             return Err(CUresult::CUDA_ERROR_OUT_OF_MEMORY);
         }
         // First fit.
@@ -163,14 +164,14 @@ impl Memory {
             size,
             kind,
             flags,
-            context,
+            owner,
             id: 0,
         });
         Ok(at)
     }
 
     /// Pins memory of the caller.
-    pub fn register(&self, start: u64, size: u64, flags: u32, context: u64) -> Answer {
+    pub fn register(&self, start: u64, size: u64, flags: u32, owner: Owner) -> Answer {
         let end = start.checked_add(size).filter(|_| start != 0 && size != 0);
         let end = end.ok_or(CUresult::CUDA_ERROR_INVALID_VALUE)?;
         let mut state = self.state();
@@ -183,7 +184,7 @@ impl Memory {
             size,
             kind: Kind::Registered,
             flags,
-            context,
+            owner,
             id: 0,
         });
         Ok(())
@@ -205,7 +206,7 @@ impl Memory {
     pub fn end_context(&self, context: u64) {
         let mut state = self.state();
         let all = state.all.values().copied();
-        let own: Vec<_> = all.filter(|one| one.context == context).collect();
+        let own: Vec<_> = all.filter(|one| one.owner.context == context).collect();
         for allocation in own {
             state.end(allocation);
         }
@@ -230,7 +231,7 @@ impl State {
         self.made += 1;
         allocation.id = self.made;
         if allocation.kind.counted() {
-            self.used += allocation.size;
+            self.used[allocation.owner.device as usize] += allocation.size;
         }
         self.all.insert(allocation.start, allocation);
         self.publish();
@@ -240,7 +241,7 @@ impl State {
         let start = allocation.start;
         self.all.remove(&start);
         if allocation.kind.counted() {
-            self.used -= allocation.size;
+            self.used[allocation.owner.device as usize] -= allocation.size;
         }
         self.publish();
         if allocation.kind == Kind::Registered {

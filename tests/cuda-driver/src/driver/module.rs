@@ -13,7 +13,7 @@ use std::{
 use cuda_definition::driver::types::CUresult;
 
 use super::{
-    ARCHITECTURE, Answer, SHARED, SHARED_OPT_IN,
+    ARCHITECTURE, Answer, Owner, SHARED, SHARED_OPT_IN,
     context::Context,
     memory::{Kind, memory},
     objects::{self, Object},
@@ -55,7 +55,7 @@ impl Module {
     ///
     /// # Errors
     /// The driver's error code, and an explanation.
-    pub fn load(text: &str, context: u64) -> Result<Arc<Self>, (CUresult, String)> {
+    pub fn load(text: &str, owner: Owner) -> Result<Arc<Self>, (CUresult, String)> {
         let invalid = |error: ptx::Error| (CUresult::CUDA_ERROR_INVALID_PTX, error.to_string());
         let tree = ptx::parse(text).map_err(invalid)?;
         if tree.target > ARCHITECTURE {
@@ -67,7 +67,7 @@ impl Module {
         }
         let handle = objects::number();
         let variables =
-            place(&tree, context).map_err(|error| (error, "no memory for variables".to_owned()))?;
+            place(&tree, owner).map_err(|error| (error, "no memory for variables".to_owned()))?;
         let mut module = Self {
             handle,
             variables,
@@ -124,7 +124,7 @@ impl Drop for Module {
     }
 }
 
-fn place(tree: &ptx::Module, context: u64) -> Answer<HashMap<String, (u64, u64)>> {
+fn place(tree: &ptx::Module, owner: Owner) -> Answer<HashMap<String, (u64, u64)>> {
     let mut all = HashMap::new();
     let placed = tree.variables.iter().filter(|variable| {
         matches!(variable.space, Space::Global | Space::Const) && !variable.external
@@ -135,7 +135,7 @@ fn place(tree: &ptx::Module, context: u64) -> Answer<HashMap<String, (u64, u64)>
         } else {
             Kind::Module
         };
-        match memory().allocate(variable.size.max(1), kind, 0, context) {
+        match memory().allocate(variable.size.max(1), kind, 0, owner) {
             Ok(at) => {
                 all.insert(variable.name.clone(), (at, variable.size));
             }
