@@ -9,7 +9,8 @@
 //! - [`commands`]: commands for queues; [`transfers`]: transfers to and from the window, whose [`cover`] is the part
 //!   that is registered with the driver. `svm`: shared virtual memory, whose addresses mean the same to the
 //!   application; `freed`: freed allocations that commands may still use.
-//! - `state`: saves all objects and recreates them in another process; `touched`: which parts of buffers have contents
+//! - `state`: saves all objects and recreates them in another process; `variables`: those of programs, which no image
+//!   holds; `touched`: which parts of buffers have contents
 //!   at all; `written`: which objects commands may have written meanwhile; `missing`: objects whose contents have not
 //!   arrived yet.
 //! - [`handlers`]: how a gate calls a passive worker.
@@ -68,6 +69,8 @@ pub mod told;
 pub(crate) mod touched;
 #[cfg(feature = "server")]
 pub mod transfers;
+#[cfg(feature = "server")]
+mod variables;
 #[cfg(feature = "server")]
 mod written;
 

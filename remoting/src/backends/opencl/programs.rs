@@ -3,7 +3,7 @@
 use std::{
     io,
     ptr::{null, null_mut},
-    sync::Arc,
+    sync::{Arc, atomic::Ordering},
     thread,
 };
 
@@ -18,6 +18,7 @@ use super::{
     objects::{Builds, Home, Program, keep, made},
     provenance::ContextRecord,
     records::{Build, Built, Linked, Origin, ProgramRecord},
+    variables::{self, Made},
 };
 use crate::{
     apis::opencl::{
@@ -55,6 +56,8 @@ pub struct LinkedProgram {
     context: Arc<ContextRecord>,
     /// How the program itself was made.
     origin: Linked,
+    /// Whether it has variables that kernels may change.
+    has_variables: bool,
 }
 
 impl Server {
@@ -207,9 +210,10 @@ impl Server {
             };
             let program = self.backend.programs.get_mut(call.id.0)?;
             Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
-            Ok(((program.raw, program.builds.clone()), devices))
+            let record = Arc::clone(&program.record);
+            Ok(((program.raw, program.builds.clone()), devices, record))
         });
-        let (program, devices) = match found {
+        let (program, devices, record) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
@@ -221,7 +225,7 @@ impl Server {
                 return codes::OUT_OF_HOST_MEMORY;
             };
             let pointer = list(&devices);
-            cl!(
+            let code = cl!(
                 api,
                 clBuildProgram(
                     raw,
@@ -231,7 +235,11 @@ impl Server {
                     None,
                     null_mut(),
                 )
-            )
+            );
+            let marks = Arc::clone(&record.has_variables);
+            let has_variables = code == 0 && variables::has(api, raw, &Made::Built(record));
+            marks.store(has_variables, Ordering::Release);
+            code
         })
     }
 
@@ -353,7 +361,9 @@ impl Server {
             }
             cl!(api, clReleaseContext(context));
             let origin = Linked::new(call, for_devices, records);
+            let made = Made::Linked(origin.inputs.clone());
             let linked = LinkedProgram {
+                has_variables: raw != 0 && variables::has(&api, raw, &made),
                 raw,
                 home,
                 context: record,
@@ -382,6 +392,7 @@ impl Server {
             home,
             context,
             origin,
+            has_variables,
         } = linked;
         let id = origin.call.id;
         let outcome = if raw == 0 {
@@ -391,10 +402,12 @@ impl Server {
             cl!(self.backend.api, clReleaseProgram(raw));
             Err(code)
         } else {
+            let record = ProgramRecord::new(context, Origin::Linked(origin));
+            record.has_variables.store(has_variables, Ordering::Release);
             let program = Program {
                 raw,
                 home,
-                record: ProgramRecord::new(context, Origin::Linked(origin)),
+                record,
                 builds: Builds::default(),
             };
             self.backend.programs.put(id.0, Ok(program));

@@ -9,7 +9,10 @@
 //! each at most one frame, a program keeps [`MOST_KEPT`] bytes of others and [`MOST_CONSTANTS`]
 //! constants, and a kernel [`MOST_ARGUMENTS`] values. Anything beyond is recorded as lost.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use super::provenance::{ContextRecord, DEEPEST, DeviceRecord};
 use crate::{
@@ -162,6 +165,8 @@ pub struct ProgramRecord {
     pub built: Option<Arc<Built>>,
     /// Whether it has constants that are not recorded here.
     pub has_lost: bool,
+    /// Whether it has been built with variables that kernels may change. All records of the program share this.
+    pub has_variables: Arc<AtomicBool>,
 }
 
 impl ProgramRecord {
@@ -173,6 +178,7 @@ impl ProgramRecord {
             constants: BTreeMap::new(),
             built: None,
             has_lost: false,
+            has_variables: Arc::default(),
         })
     }
 

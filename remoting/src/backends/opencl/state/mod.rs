@@ -20,15 +20,21 @@ mod save;
 
 pub use precopy::{Kept, Precopied};
 
+use std::sync::atomic::Ordering;
+
 use super::{Server, missing::Missing};
 use crate::{
     apis::opencl::calls::{Answered, EventId, KernelId, MemId, QueueId, SetArgument},
-    session::checkpoint::Busy,
+    session::{checkpoint::Busy, image::Immovable},
     wire::{
         Blob, Wire,
         codec::{named, wire, with},
     },
 };
+
+/// Why an application stays whose programs have variables at program scope.
+const HAS_VARIABLES: &str =
+    "its programs have variables at program scope (OpenCL C 2.0), whose values cannot be read";
 
 wire! {
     /// A call.
@@ -167,10 +173,27 @@ wire! {
 pub(super) const SHAPE: u64 = with(with(named("OpenCL objects"), Objects::SHAPE), Early::SHAPE);
 
 impl Server {
+    /// Checks that nothing is in use that no image holds.
+    fn all_can_be_saved(&self) -> Result<(), Immovable> {
+        let programs = self.backend.programs.iter().map(|program| &program.record);
+        let kernels = self.backend.kernels.iter().map(|kernel| &kernel.program);
+        // Kernels keep the variables of programs that have been released.
+        let has_variables = programs
+            .chain(kernels)
+            .any(|record| record.has_variables.load(Ordering::Acquire));
+        match has_variables {
+            true => Err(Immovable::Has(HAS_VARIABLES.to_owned())),
+            false => Ok(()),
+        }
+    }
+
     /// What the driver is still busy with: commands, builds, callbacks.
     pub(super) fn driver_busy(&mut self) -> Option<Busy> {
         if self.backend.building > 0 {
             return Some(Busy::Still("programs are being built"));
+        }
+        if let Err(why) = self.all_can_be_saved() {
+            return Some(Busy::Never(why));
         }
         if let Err(why) = self.backend.svm.freed.all_marked() {
             return Some(Busy::Never(why));

@@ -160,6 +160,7 @@ impl Server {
         known: Option<Precopied>,
         mut image: Writer,
     ) -> Result<(Precopied, Copying), Immovable> {
+        self.all_can_be_saved()?;
         // A later round would miss what these commands write.
         self.backend.svm.freed.all_marked()?;
         if self

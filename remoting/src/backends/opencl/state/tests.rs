@@ -676,6 +676,31 @@ fn an_application_stays_whose_released_queues_end_the_driver_does_not_tell() {
     }
 }
 
+#[test]
+fn an_application_stays_whose_programs_have_variables() {
+    let (mut server, ..) = testing::server();
+    for request in [
+        call(0, 0, 0, 0),
+        Request::CreateProgram(CreateProgram {
+            id: ProgramId(0),
+            context: ContextId(0),
+            origin: ProgramOrigin::Source(Blob(b"kernel void k() {}".to_vec())),
+        }),
+    ] {
+        carry_out(&mut server, request);
+    }
+    assert!(server.driver_busy().is_none());
+    let record = &server.backend.programs.get(0).unwrap().record;
+    record.has_variables.store(true, Ordering::Release);
+    let busy = server.driver_busy();
+    assert!(matches!(busy, Some(Busy::Never(_))), "{busy:?}");
+    let round = server.precopy_objects(None, Writer::new(file()));
+    let Err(Immovable::Has(why)) = round else {
+        panic!("a round was copied");
+    };
+    assert!(why.contains("variables at program scope"), "{why}");
+}
+
 /// A server with a context, a user event without a status, and a buffer.
 fn with_objects() -> Served {
     let mut served = Served::new();

@@ -1,0 +1,452 @@
+//! Variables of programs, at program scope in the global address space (OpenCL C 2.0). Kernels may change them, they live
+//! as long as the program, and nothing reads or writes them from outside: an application that has them cannot be moved.
+//!
+//! Drivers tell how many bytes a built program's variables take. Where a driver says that its device has none at all,
+//! yet compiles them (PoCL), the sources are searched.
+
+use std::sync::Arc;
+
+use super::{
+    driver::{
+        api::{Api, Handle},
+        cl,
+    },
+    records::{Build, Linked, Origin, ProgramRecord},
+};
+use crate::apis::opencl::{calls::ProgramOrigin, codes};
+
+/// The most devices of a program that are asked.
+const MOST_DEVICES: usize = 64;
+
+/// What is known of how a program was made.
+pub(super) enum Made {
+    /// Built from what the record says.
+    Built(Arc<ProgramRecord>),
+    /// Linked from these.
+    Linked(Option<Vec<Arc<ProgramRecord>>>),
+}
+
+/// Whether kernels of a program that has been built may change variables of it.
+pub(super) fn has(api: &Api, program: Handle, made: &Made) -> bool {
+    let told: Vec<_> = devices(api, program)
+        .into_iter()
+        .map(|device| told(api, program, device))
+        .collect();
+    may_have(&told, made)
+}
+
+/// The same by what the driver has told for each device.
+fn may_have(told: &[Option<bool>], made: &Made) -> bool {
+    if told.contains(&Some(true)) {
+        return true;
+    }
+    // Those that do not tell.
+    told.contains(&None)
+        && match made {
+            Made::Built(record) => declares(record),
+            Made::Linked(inputs) => inputs
+                .as_ref()
+                .is_none_or(|inputs| inputs.iter().any(|input| declares(input))),
+        }
+}
+
+fn devices(api: &Api, program: Handle) -> Vec<Handle> {
+    let (mut all, mut bytes) = ([0 as Handle; MOST_DEVICES], 0usize);
+    let code = cl!(
+        api,
+        clGetProgramInfo(
+            program,
+            codes::PROGRAM_DEVICES,
+            size_of_val(&all),
+            all.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    );
+    match code {
+        0 => {
+            let count = (bytes / size_of::<Handle>()).min(MOST_DEVICES);
+            let told = all[..count].iter().copied();
+            told.filter(|device| *device != 0).collect()
+        }
+        _ => Vec::new(),
+    }
+}
+
+/// Whether the program has variables on the device. None if the device says that it has none, but may.
+fn told(api: &Api, program: Handle, device: Handle) -> Option<bool> {
+    let (mut most, mut total) = (0usize, 0usize);
+    let asked = cl!(
+        api,
+        clGetDeviceInfo(
+            device,
+            codes::DEVICE_MAX_GLOBAL_VARIABLE_SIZE,
+            size_of_val(&most),
+            (&raw mut most).cast(),
+            std::ptr::null_mut(),
+        )
+    );
+    if asked != 0 {
+        // Of a version that has no variables.
+        return Some(false);
+    }
+    let asked = cl!(
+        api,
+        clGetProgramBuildInfo(
+            program,
+            device,
+            codes::PROGRAM_BUILD_GLOBAL_VARIABLE_TOTAL_SIZE,
+            size_of_val(&total),
+            (&raw mut total).cast(),
+            std::ptr::null_mut(),
+        )
+    );
+    match (asked, total, most) {
+        (0, 1.., _) => Some(true),
+        (0, 0, 1..) => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether the sources of a program may declare variables. What is no source may.
+fn declares(record: &ProgramRecord) -> bool {
+    let source = match &*record.origin {
+        Origin::Linked(Linked { inputs, .. }) => {
+            return inputs
+                .as_ref()
+                .is_none_or(|inputs| inputs.iter().any(|input| declares(input)));
+        }
+        Origin::Created(call, _) => match &call.origin {
+            ProgramOrigin::Source(text) => text,
+            // Kernels of the device's own.
+            ProgramOrigin::BuiltIn(..) => return false,
+            ProgramOrigin::Binary(_) | ProgramOrigin::Il(_) => return true,
+        },
+    };
+    let Some(built) = &record.built else {
+        return false;
+    };
+    let (options, included) = match &built.call {
+        Build::Whole(call) => (&call.options, &call.included),
+        Build::Compiled(call, _) => (&call.options, &call.included),
+    };
+    if !has_variables(&String::from_utf8_lossy(&options.0)) {
+        return false;
+    }
+    let headers = match &built.call {
+        Build::Compiled(_, headers) => headers.as_deref(),
+        Build::Whole(_) => Some(&[][..]),
+    };
+    let Some(headers) = headers else {
+        return true;
+    };
+    let headers = headers.iter().filter_map(|origin| match &**origin {
+        Origin::Created(call, _) => match &call.origin {
+            ProgramOrigin::Source(text) => Some(text),
+            _ => None,
+        },
+        Origin::Linked(_) => None,
+    });
+    let files = included.iter().map(|file| &file.contents);
+    let mut texts = std::iter::once(source).chain(files).chain(headers);
+    texts.any(|text| text_declares(&String::from_utf8_lossy(&text.0)))
+}
+
+/// Whether options of a build choose a language that has variables at program scope.
+fn has_variables(options: &str) -> bool {
+    let mut words = options.split_whitespace();
+    words.any(|word| {
+        let language = word.strip_prefix("-cl-std=").unwrap_or_default();
+        ["CL2", "CL3", "CLC++"]
+            .iter()
+            .any(|one| language.starts_with(one))
+    })
+}
+
+/// Whether a source has a declaration outside of functions and types that may be of a variable which is not constant.
+/// Macros are not expanded: what looks like a declaration is taken for one.
+fn text_declares(text: &str) -> bool {
+    let text = directives_removed(text);
+    let mut statement = Statement::default();
+    let mut depth = 0usize;
+    for token in Tokens(&text) {
+        match token {
+            // What is in it is outside of functions, too.
+            "{" if depth == 0
+                && statement.has(&["namespace", "extern"])
+                && !statement.has_value =>
+            {
+                statement = Statement::default();
+            }
+            "{" => {
+                if depth == 0 && statement.is_function() {
+                    statement = Statement {
+                        is_over: true,
+                        ..Statement::default()
+                    };
+                }
+                depth += 1;
+                statement.has_body = true;
+            }
+            "}" => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 && statement.is_over {
+                    statement = Statement::default();
+                }
+            }
+            _ if depth > 0 => {}
+            ";" => {
+                if statement.is_variable() {
+                    return true;
+                }
+                statement = Statement::default();
+            }
+            token => statement.add(token),
+        }
+    }
+    statement.is_variable()
+}
+
+/// What has been seen of a declaration outside of braces.
+#[derive(Default)]
+struct Statement<'a> {
+    words: Vec<&'a str>,
+    /// Words since the body of a type.
+    behind: usize,
+    /// How many parentheses are open.
+    open: usize,
+    has_parameters: bool,
+    has_value: bool,
+    has_body: bool,
+    has_pointer: bool,
+    /// It is a function, whose body has begun.
+    is_over: bool,
+}
+
+impl<'a> Statement<'a> {
+    /// The most words that decide what a declaration is.
+    const MOST: usize = 64;
+
+    fn add(&mut self, token: &'a str) {
+        match token {
+            "(" => {
+                self.open += 1;
+                self.has_parameters |= !self.has_value && !self.is_attribute();
+            }
+            ")" => self.open = self.open.saturating_sub(1),
+            _ if self.open > 0 => {}
+            "=" => self.has_value = true,
+            "*" => self.has_pointer |= !self.has_value,
+            _ if self.has_value || !is_word(token) => {}
+            word => {
+                self.behind += usize::from(self.has_body);
+                if self.words.len() < Self::MOST {
+                    self.words.push(word);
+                }
+            }
+        }
+    }
+
+    fn is_attribute(&self) -> bool {
+        matches!(
+            self.words.last(),
+            Some(&("__attribute__" | "_Static_assert"))
+        )
+    }
+
+    fn has(&self, any: &[&str]) -> bool {
+        self.words.iter().any(|word| any.contains(word))
+    }
+
+    fn is_function(&self) -> bool {
+        self.has_parameters && !self.has_value
+    }
+
+    fn is_variable(&self) -> bool {
+        if self.is_over || self.words.is_empty() || self.is_function() {
+            return false;
+        }
+        if self.has(&["typedef", "constant", "__constant", "sampler_t", "using"]) {
+            return false;
+        }
+        if self.has(&["const", "constexpr"]) && !self.has_pointer {
+            return false;
+        }
+        let is_type = self.has(&["struct", "union", "enum", "class"]);
+        let names = self
+            .words
+            .iter()
+            .filter(|word| **word != "__attribute__")
+            .count();
+        match (is_type, self.has_body) {
+            // A type by itself is none.
+            (true, true) => self.behind > 0 || self.has_value,
+            (true, false) => names > 2,
+            (false, _) => names > 1 || self.has_value,
+        }
+    }
+}
+
+fn is_word(token: &str) -> bool {
+    token.starts_with(|one: char| one.is_ascii_alphanumeric() || one == '_')
+}
+
+/// A source without comments and lines for the preprocessor.
+fn directives_removed(text: &str) -> String {
+    let text = text.replace("\\\r\n", " ").replace("\\\n", " ");
+    let (mut kept, mut rest) = (String::with_capacity(text.len()), &*text);
+    // Comments first: they may begin before a line for the preprocessor and end behind it.
+    while let Some(at) = rest.find(['/', '"']) {
+        let (before, from) = rest.split_at(at);
+        kept.push_str(before);
+        let end = if from.starts_with("//") {
+            kept.push(' ');
+            from.find('\n')
+        } else if let Some(comment) = from.strip_prefix("/*") {
+            kept.push(' ');
+            comment.find("*/").map(|end| end + 4)
+        } else if let Some(text) = from.strip_prefix('"') {
+            text.find(['"', '\n']).map(|end| end + 2)
+        } else {
+            kept.push('/');
+            Some(1)
+        };
+        rest = end.map_or("", |end| &from[end..]);
+    }
+    kept.push_str(rest);
+    let lines = kept.lines();
+    let lines = lines.filter(|line| !line.trim_start().starts_with('#'));
+    lines.collect::<Vec<_>>().join("\n")
+}
+
+/// Words, and characters that are none.
+struct Tokens<'a>(&'a str);
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        let text = self.0.trim_start();
+        let first = text.chars().next()?;
+        let is_word = |one: char| one.is_ascii_alphanumeric() || one == '_';
+        let length = match is_word(first) {
+            true => text.find(|one| !is_word(one)).unwrap_or(text.len()),
+            false => first.len_utf8(),
+        };
+        let (token, rest) = text.split_at(length);
+        self.0 = rest;
+        Some(token)
+    }
+}
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use crate::{
+        apis::opencl::calls::{
+            BuildProgram, ContextId, CreateContext, CreateProgram, DeviceId, ProgramId, Request,
+        },
+        backends::opencl::testing,
+        wire::Blob,
+    };
+
+    const VARIABLE: &str = "global int n = 40; kernel void k(global int *o) { *o = ++n; }";
+
+    /// A program that was made of this, and built with these options.
+    fn built(origin: ProgramOrigin, options: &str) -> Arc<ProgramRecord> {
+        let (mut server, ..) = testing::server();
+        let (id, context) = (ProgramId(0), ContextId(0));
+        let requests = [
+            Request::CreateContext(CreateContext {
+                id: context,
+                devices: vec![DeviceId(0)],
+                platform: None,
+            }),
+            Request::CreateProgram(CreateProgram {
+                id,
+                context,
+                origin,
+            }),
+            Request::BuildProgram(BuildProgram {
+                id,
+                devices: Vec::new(),
+                options: Blob(options.as_bytes().to_vec()),
+                folders: 0,
+                included: Vec::new(),
+            }),
+        ];
+        for request in requests {
+            testing::carry_out(&mut server, request);
+        }
+        Arc::clone(&server.backend.programs.get(0).unwrap().record)
+    }
+
+    fn source(text: &str) -> ProgramOrigin {
+        ProgramOrigin::Source(Blob(text.as_bytes().to_vec()))
+    }
+
+    #[test]
+    fn drivers_are_believed_and_sources_searched_where_they_do_not_tell() {
+        let newer = "-cl-std=CL2.0";
+        let with = Made::Built(built(source(VARIABLE), newer));
+        let without = Made::Built(built(source("kernel void k(void) {}"), newer));
+        assert!(may_have(&[Some(false), Some(true)], &without));
+        assert!(!may_have(&[Some(false)], &with));
+        assert!(!may_have(&[], &with));
+        assert!(may_have(&[Some(false), None], &with));
+        assert!(!may_have(&[None], &without));
+        let older = Made::Built(built(source(VARIABLE), "-cl-std=CL1.2"));
+        assert!(!may_have(&[None], &older));
+        let binary = built(ProgramOrigin::Il(Blob(vec![3, 2, 35, 7])), "");
+        assert!(may_have(&[None], &Made::Built(Arc::clone(&binary))));
+        assert!(!may_have(&[Some(false)], &Made::Built(binary)));
+        let Made::Built(input) = with else {
+            unreachable!();
+        };
+        assert!(may_have(&[None], &Made::Linked(Some(vec![input]))));
+        assert!(may_have(&[None], &Made::Linked(None)));
+    }
+
+    #[test]
+    fn declarations_of_variables_are_found_outside_of_functions() {
+        for text in [
+            "global int n = 40; kernel void k(global int *o) { *o = ++n; }",
+            "kernel void k(global int *o) { *o = 1; }\nstatic __global float table[16];",
+            "int plain;",
+            "/* a */ global /* b */ int * where; // c",
+            "struct pair { int a, b; } both;",
+            "struct pair { int a, b; };\nstruct pair both = { 1, 2 };",
+            "#define DECLARE(x) global int x\n#ifdef A\nglobal int hidden;\n#endif",
+            "global atomic_int count = ATOMIC_VAR_INIT(0);",
+            "const int fixed = 3; const global int *moving;",
+            "global int unfinished",
+            "namespace a { kernel void k(void) {} int hidden; }",
+        ] {
+            assert!(text_declares(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_variable_or_never_changes_is_not_found() {
+        for text in [
+            "kernel void k(global int *o, local float *t) { global int *p = o; int n = 1; *p = n; }",
+            "constant int table[2] = { 1, 2 }; __constant float pi = 3.14f;",
+            "const sampler_t s = CLK_FILTER_NEAREST; sampler_t t = CLK_ADDRESS_NONE;",
+            "typedef struct { int a; } pair; struct forward; enum { ONE, TWO }; struct s { int x; };",
+            "float f(float x); inline float f(float x) { return x; }",
+            "__attribute__((reqd_work_group_size(64, 1, 1))) kernel void k(void) {}",
+            "// global int n;\n/* int m; */\n#define N int m;\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable",
+            "const float2 unit = (float2)(1, 0);",
+            "kernel void k(void) { } ;",
+            "",
+        ] {
+            assert!(!text_declares(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn only_newer_languages_have_variables() {
+        assert!(has_variables("-I a -cl-std=CL2.0") && has_variables("-cl-std=CLC++2021"));
+        assert!(!has_variables("-cl-std=CL1.2 -DCL2") && !has_variables(""));
+    }
+}
