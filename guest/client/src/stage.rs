@@ -415,6 +415,14 @@ impl<D: Driver> Link<D> {
         self.reserve_in_common(length, Stages::take_last)
     }
 
+    /// As [`reserve_lasting`](Self::reserve_lasting), if there is enough right now.
+    pub fn try_reserve_lasting(&self, length: u64) -> Option<u64> {
+        let mut stages = self.open_stages();
+        // Checked under the lock that is held while the worker is replaced.
+        self.is_shared()
+            .then(|| stages.take_last(&self.window, length))?
+    }
+
     /// Frees space.
     pub fn free(&self, offset: u64, length: u64) {
         self.stages.lock_unpoisoned().space.give(offset, length);

@@ -21,6 +21,7 @@ use crate::{
     handles,
     link::Link,
     paged::{Paged, Rows},
+    registered,
     streams::exact,
 };
 
@@ -204,6 +205,9 @@ impl Volume {
         if capturing(link, context, stream) {
             return Err(codes::STREAM_CAPTURE_UNSUPPORTED);
         }
+        if self.copy_registered(link, order)? {
+            return Ok(());
+        }
         let group = (LARGEST_PIECE as u64 / width).clamp(1, rows);
         for plane in 0..planes {
             for row in (0..rows).step_by(group as usize) {
@@ -247,6 +251,57 @@ impl Volume {
             }
         }
         Ok(())
+    }
+}
+
+impl Volume {
+    /// Executes the copy in one piece if the memory of the program is registered and there is room for a stage.
+    fn copy_registered(&self, link: &Link, order: Order) -> Outcome<bool> {
+        let ((End::Host(at, pitch, height), _) | (_, End::Host(at, pitch, height))) =
+            (self.to, self.from)
+        else {
+            return Ok(false);
+        };
+        // Rows that overlap have more bytes than the memory that they are in.
+        if pitch < self.width || self.planes > 1 && height < self.rows {
+            return Ok(false);
+        }
+        let size = [self.width, self.rows, self.planes];
+        let slice_pitch = pitch.checked_mul(height);
+        let region = HostRegion {
+            start: at as *mut u8,
+            row: self.width as usize,
+            rows: self.rows as usize,
+            slices: self.planes as usize,
+            row_pitch: pitch as usize,
+            slice_pitch: slice_pitch.ok_or(codes::INVALID_VALUE)? as usize,
+        };
+        if !registered::holds_region(link, &region) {
+            return Ok(false);
+        }
+        let (context, stream) = (order.context, order.stream);
+        let call = |to, from| CopyVolume {
+            context,
+            stream,
+            to,
+            from,
+            size,
+        };
+        match (self.to.side(0, 0), self.from.side(0, 0)) {
+            (Some(to), None) => {
+                registered::write(link, order, region, |place| call(to, Side::Window(place)))
+            }
+            (None, Some(from)) if !order.wait => {
+                let call = |place| call(Side::Window(place), from);
+                // SAFETY: the caller's memory, valid as the API requires.
+                let is_sent = unsafe { registered::read(link, region, call)? };
+                if is_sent {
+                    registered::land(link, order)?;
+                }
+                Ok(is_sent)
+            }
+            _ => Ok(false),
+        }
     }
 }
 

@@ -16,7 +16,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    arrays::Volume,
+    arrays::{End, Volume},
     capture::capturing,
     context,
     entry::{Outcome, connected, entry_points},
@@ -24,7 +24,8 @@ use crate::{
     link::Link,
     memory::find,
     paged::{self, Rows},
-    streams::exact,
+    registered,
+    streams::{Told, exact, host_function_in},
 };
 
 /// The maximum size of a copy of ordinary memory that is not divided into pieces.
@@ -123,6 +124,39 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         return paged::captured(stream, flat(from as u64, size), false, ask);
     }
     copy_threads::prepare(size as u64);
+    let mut done = 0;
+    if registered::holds(link, from as u64, size as u64) {
+        while done < size {
+            let length = registered::PIECE.min(size - done);
+            let wait = order.wait && done + length == size;
+            let memory = HostRegion::flat(from.wrapping_add(done).cast_mut(), length);
+            let call = |place| call(to + done as u64, place);
+            if !registered::write(link, Order { wait, ..order }, memory, call)? {
+                break;
+            }
+            done += length;
+        }
+    }
+    write_staged(
+        link,
+        order,
+        to + done as u64,
+        from.wrapping_add(done),
+        size - done,
+    )
+}
+
+/// Copies memory that is read now.
+fn write_staged(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Outcome {
+    let Order {
+        context, stream, ..
+    } = order;
+    let call = |to, from| Write {
+        context,
+        stream,
+        to,
+        from,
+    };
     let mut under_way = VecDeque::with_capacity(AHEAD);
     for (at, length) in pieces(size) {
         if under_way.len() == AHEAD {
@@ -170,6 +204,42 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         return paged::captured(stream, flat(to as u64, size), true, ask);
     }
     copy_threads::prepare(size as u64);
+    let mut done = 0;
+    if !order.wait && registered::holds(link, to as u64, size as u64) {
+        while done < size {
+            let length = registered::PIECE.min(size - done);
+            let memory = HostRegion::flat(to.wrapping_add(done), length);
+            let call = |place| call(from + done as u64, place);
+            // SAFETY: the caller's memory, valid as the API requires.
+            if !unsafe { registered::read(link, memory, call)? } {
+                break;
+            }
+            done += length;
+        }
+        if done == size {
+            return registered::land(link, order);
+        }
+    }
+    read_staged(
+        link,
+        order,
+        to.wrapping_add(done),
+        from + done as u64,
+        size - done,
+    )
+}
+
+/// Copies to memory that contains the data when this function returns.
+fn read_staged(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outcome {
+    let Order {
+        context, stream, ..
+    } = order;
+    let call = |from, to| Read {
+        context,
+        stream,
+        from,
+        to,
+    };
     let mut under_way = VecDeque::with_capacity(PIECES);
     for (at, length) in pieces(size) {
         if under_way.len() == PIECES {
@@ -241,6 +311,14 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
         }
         (false, false) => {
             let (context, stream) = (order.context, order.stream);
+            let is_pinned = |at| find(link, at).is_some();
+            if !order.wait && link.is_shared() && is_pinned(to) && is_pinned(from) {
+                // SAFETY: both are the caller's memory, which stays valid until the copy is done.
+                let copy = move || unsafe {
+                    std::ptr::copy(from as *const u8, to as *mut u8, size);
+                };
+                return in_order(link, order, copy);
+            }
             let waited = link.ask(&StreamSynchronize { context, stream });
             exact(link, context, stream, waited)?;
             // SAFETY: both are the caller's memory.
@@ -248,6 +326,16 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
             Ok(())
         }
     }
+}
+
+/// Does something in stream order.
+fn in_order(link: &Link, order: Order, work: impl FnOnce() + Send + 'static) -> Outcome {
+    let place = (order.context, order.stream);
+    host_function_in(link, place, Told::OfEnd, move |status| {
+        if status == 0 {
+            work();
+        }
+    })
 }
 
 fn to_device(order: Order, to: u64, from: *const c_void, size: usize) -> Outcome {
@@ -380,6 +468,12 @@ fn rows_between(order: Order, to: Side, from: Side, width: usize, rows: usize) -
     if to.pitch == width && from.pitch == width {
         return any(order, to.at, from.at, width * rows);
     }
+    // One stage and one function for all rows.
+    if let Some(volume) = registered_rows(link, to, from, width, rows)
+        && !capturing(link, context, stream)
+    {
+        return volume.copy(order);
+    }
     for row in 0..rows {
         let last = row + 1 == rows;
         let (to, from) = (
@@ -393,6 +487,26 @@ fn rows_between(order: Order, to: Side, from: Side, width: usize, rows: usize) -
         any(order, to, from, width)?;
     }
     Ok(())
+}
+
+/// The copy of rows between the device and registered memory, as one.
+fn registered_rows(link: &Link, to: Side, from: Side, width: usize, rows: usize) -> Option<Volume> {
+    let host = if to.is_device { from } else { to };
+    let size = (rows - 1).checked_mul(host.pitch)?.checked_add(width)?;
+    if to.is_device == from.is_device || !registered::holds(link, host.at, size as u64) {
+        return None;
+    }
+    let end = |side: Side| match side.is_device {
+        true => End::Device(side.at, side.pitch as u64, rows as u64),
+        false => End::Host(side.at, side.pitch as u64, rows as u64),
+    };
+    Some(Volume {
+        to: end(to),
+        from: end(from),
+        width: width as u64,
+        rows: rows as u64,
+        planes: 1,
+    })
 }
 
 unsafe fn cuboid(copy: *const CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Outcome {

@@ -1,7 +1,9 @@
-//! What host functions of graphs look at. When a graph copies to memory of the program that is not
-//! pinned, the data first arrives in the window. If the graph calls a function of the program after
-//! such a copy, the data is moved to its destination before the function is called: once, since the
-//! function may change it.
+//! What host functions of graphs look at, and what they leave. When a graph copies to memory of the
+//! program that is not pinned, the data first arrives in the window. If the graph calls a function of
+//! the program after such a copy, the data is moved to its destination before the function is called:
+//! once, since the function may change it. When a graph copies from registered memory after a
+//! function, the data is moved to the window after the function has returned: natively, the device
+//! reads registered memory when the copy is executed, and other memory when the graph is launched.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,8 +23,14 @@ use crate::{
     paged::{Call, Paged},
 };
 
-/// For each node that calls a function, the preceding nodes that copy to the program.
-pub type Before = HashMap<u32, Vec<u32>>;
+/// The order of functions and copies of a graph.
+#[derive(Debug, Default)]
+pub struct Before {
+    /// For each node that calls a function, the preceding nodes that copy to the program.
+    copies: HashMap<u32, HashSet<u32>>,
+    /// For each node that copies from the program, the preceding nodes that call functions.
+    calls: HashMap<u32, HashSet<u32>>,
+}
 
 /// The node numbers at the start and the end of each edge of a graph.
 ///
@@ -51,33 +59,42 @@ pub fn edges(graph: u32) -> Outcome<Vec<(u32, u32)>> {
         .collect()
 }
 
-/// What the functions of a graph look at. None if there is nothing, or if it is unknown.
+/// The order of the functions and copies of a graph. None if it has only one of these, or if it is unknown.
 pub fn before(graph: u32, calls: &[Call], copies: &[Paged]) -> Option<Before> {
-    let back: HashSet<u32> = copies
-        .iter()
-        .filter(|copy| copy.is_to_host())
-        .map(Paged::node)
-        .collect();
-    if calls.is_empty() || back.is_empty() {
+    let (back, there): (Vec<&Paged>, Vec<&Paged>) =
+        copies.iter().partition(|copy| copy.is_to_host());
+    let [back, there] = [back, there].map(|all| nodes(all.into_iter().map(Paged::node)));
+    let called = nodes(calls.iter().map(|call| call.node));
+    if calls.is_empty() || copies.is_empty() {
         return None;
     }
     // For nodes of child graphs, the order is unknown.
-    if back.contains(&0) || calls.iter().any(|call| call.node == 0) {
+    if [&back, &there, &called].iter().any(|all| all.contains(&0)) {
         return None;
     }
     let mut above: HashMap<u32, Vec<u32>> = HashMap::new();
     for (from, to) in edges(graph).ok()? {
         above.entry(to).or_default().push(from);
     }
-    let found = calls.iter().map(|call| {
-        let (mut seen, mut next) = (HashSet::new(), vec![call.node]);
-        while let Some(node) = next.pop() {
-            let all = above.get(&node).into_iter().flatten();
-            next.extend(all.copied().filter(|node| seen.insert(*node)));
-        }
-        (call.node, seen.intersection(&back).copied().collect())
-    });
-    Some(found.collect())
+    let preceding = |nodes: HashSet<u32>, wanted: &HashSet<u32>| {
+        let found = nodes.into_iter().map(|node| {
+            let (mut seen, mut next) = (HashSet::new(), vec![node]);
+            while let Some(node) = next.pop() {
+                let all = above.get(&node).into_iter().flatten();
+                next.extend(all.copied().filter(|node| seen.insert(*node)));
+            }
+            (node, seen.intersection(wanted).copied().collect())
+        });
+        found.collect()
+    };
+    Some(Before {
+        calls: preceding(there, &called),
+        copies: preceding(called, &back),
+    })
+}
+
+fn nodes(all: impl Iterator<Item = u32>) -> HashSet<u32> {
+    all.collect()
 }
 
 /// A copy to the program in a launch.
@@ -96,13 +113,22 @@ impl Landing {
     }
 }
 
-/// What has to land before a function is called, by the connection's number of the function.
-type Awaited = HashMap<u64, Vec<Arc<Landing>>>;
+/// What is moved when a graph calls a function.
+#[derive(Clone, Debug, Default)]
+struct Around {
+    /// What lands before.
+    before: Vec<Arc<Landing>>,
+    /// What the graph copies from the program afterwards.
+    after: Vec<Paged>,
+}
+
+/// By the connection's number of the function.
+type Awaited = HashMap<u64, Around>;
 
 /// For the launches in flight. Of launches with a common function, only one is in flight at a time.
 static UNDER_WAY: Mutex<Option<Awaited>> = Mutex::new(None);
 
-/// A launch of a graph that copies to the program.
+/// A launch of a graph that copies to or from the program.
 #[derive(Clone, Debug, Default)]
 pub struct Launch {
     all: Vec<Arc<Landing>>,
@@ -110,27 +136,53 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// A launch with these copies to the program, and those from it.
+    ///
     /// # Errors
-    /// It is unknown which copies precede a function.
-    pub fn new(copies: Vec<Paged>, calls: &[Call], before: Option<&Before>) -> Outcome<Self> {
+    /// It is unknown which copies to the program precede a function, or which functions precede a copy from registered
+    /// memory.
+    pub fn new(
+        back: Vec<Paged>,
+        there: &[Paged],
+        calls: &[Call],
+        before: Option<&Before>,
+    ) -> Outcome<Self> {
         let landing = |copy| {
             let has_landed = AtomicBool::new(false);
             Arc::new(Landing { copy, has_landed })
         };
-        let all: Vec<_> = copies.into_iter().map(landing).collect();
+        let all: Vec<_> = back.into_iter().map(landing).collect();
         let mut awaited = Awaited::new();
+        let unknown = codes::NOT_SUPPORTED;
         if !all.is_empty() {
             for call in calls {
-                let before = before.and_then(|before| before.get(&call.node));
-                let before = before.ok_or(codes::NOT_SUPPORTED)?;
+                let before = before.and_then(|before| before.copies.get(&call.node));
+                let before = before.ok_or(unknown)?;
                 let own = all.iter().filter(|one| before.contains(&one.copy.node()));
-                awaited.insert(call.function, own.cloned().collect());
+                awaited.entry(call.function).or_default().before = own.cloned().collect();
+            }
+        }
+        for copy in there.iter().filter(|copy| copy.is_registered()) {
+            if calls.is_empty() {
+                break;
+            }
+            let before = before.ok_or(unknown)?;
+            let is_known = |call: &Call| before.copies.contains_key(&call.node);
+            let preceding = before.calls.get(&copy.node()).ok_or(unknown)?;
+            for call in calls {
+                if !is_known(call) {
+                    return Err(unknown);
+                }
+                if preceding.contains(&call.node) {
+                    let around = awaited.entry(call.function).or_default();
+                    around.after.push(copy.clone());
+                }
             }
         }
         Ok(Self { all, awaited })
     }
 
-    /// Whether functions look at what it copies.
+    /// Whether anything is moved when functions are called.
     pub fn has_functions(&self) -> bool {
         !self.awaited.is_empty()
     }
@@ -150,10 +202,21 @@ impl Launch {
     }
 }
 
+fn around(function: u64) -> Around {
+    let all = UNDER_WAY.lock_unpoisoned();
+    let around = all.as_ref().and_then(|all| all.get(&function).cloned());
+    around.unwrap_or_default()
+}
+
 /// Called before a graph calls a function.
 pub fn before_call(function: u64) {
-    let all = UNDER_WAY.lock_unpoisoned();
-    let awaited = all.as_ref().and_then(|all| all.get(&function).cloned());
-    drop(all);
-    awaited.into_iter().flatten().for_each(|one| one.land());
+    around(function).before.iter().for_each(|one| one.land());
+}
+
+/// Called when a function that a graph calls has returned.
+pub fn after_call(function: u64) {
+    for copy in around(function).after {
+        // SAFETY: the program's memory exists until the launch's work is done, and that of the copy comes after this.
+        unsafe { copy.carry() };
+    }
 }

@@ -12,6 +12,7 @@
 //! - `capture`: stream capture; `nodes`: graph nodes that call functions, allocate, or decide
 //! - `dot`: graphs as text; `user_objects`: objects that graphs keep for the program
 //! - `arrays`: arrays, textures, and copies of rows and planes; `paged`: graphs that copy memory which is not pinned
+//! - `registered`: copies of registered memory, in stream order
 //! - `landing`: what host functions of such graphs look at; `turns`: the order of launches
 //! - `link`: CUDA's own part of the connection; `handles`: what programs hold for objects
 //! - `visible`: which devices the program sees
@@ -48,6 +49,7 @@ mod names;
 mod nodes;
 mod paged;
 mod pointers;
+mod registered;
 mod signals;
 mod streams;
 mod turns;

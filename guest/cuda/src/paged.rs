@@ -25,6 +25,7 @@ use crate::{
     handles,
     landing::{self, Before, Launch},
     link::Link,
+    registered,
     streams::host_function,
     turns::{self, Common},
 };
@@ -83,6 +84,8 @@ pub struct Paged {
     /// The address of the place in the program.
     there: u64,
     to_host: bool,
+    /// Whether all of its memory is registered.
+    is_registered: bool,
     /// The node's number, or 0 if unknown because the node is in a child graph.
     node: u32,
 }
@@ -106,7 +109,14 @@ impl Paged {
             _place: place,
             there: link.pointer(offset, length)? as u64,
             to_host,
+            is_registered: false,
             node: 0,
+        };
+        let (first, end) = paged.extent();
+        let is_registered = registered::holds(link, first, end - first);
+        let paged = Self {
+            is_registered,
+            ..paged
         };
         let range = WindowRange {
             offset,
@@ -119,6 +129,11 @@ impl Paged {
     /// Whether it copies to the program's memory.
     pub fn is_to_host(&self) -> bool {
         self.to_host
+    }
+
+    /// Whether it copies from or to registered memory.
+    pub fn is_registered(&self) -> bool {
+        self.is_registered
     }
 
     /// The node's number, or 0 if unknown.
@@ -134,8 +149,10 @@ impl Paged {
             pitch,
             height,
         } = self.rows;
-        let last = (planes.saturating_sub(1) * height + count.saturating_sub(1)) * pitch;
-        (at, at + last + width)
+        let rows = planes.saturating_sub(1).saturating_mul(height);
+        let rows = rows.saturating_add(count.saturating_sub(1));
+        let last = at.saturating_add(rows.saturating_mul(pitch));
+        (at, last.saturating_add(width))
     }
 
     /// Moves all rows between the program's memory and the window.
@@ -718,12 +735,13 @@ fn overlap(back: &[Paged], there: &[Paged]) -> bool {
     })
 }
 
-/// Launches an executable graph. What it copies from the program is read when the stream has reached the launch. What
-/// it copies to the program has arrived after the launch, and when a function is called that comes after the copy.
+/// Launches an executable graph. What it copies from the program is read when the stream has reached the launch, and if
+/// it is registered, again when a function has returned that comes before the copy. What it copies to the program has
+/// arrived after the launch, and when a function is called that comes after the copy.
 ///
 /// # Errors
 /// The error of `launch`. Also fails if the stream is being captured, if the graph reads what it writes, or if it calls
-/// a function and it is unknown whether that comes after a copy.
+/// a function and it is unknown whether that comes after a copy to the program, or before one from registered memory.
 pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcome) -> Outcome {
     let (copies, calls, before) = all()
         .and_then(|all| {
@@ -782,7 +800,7 @@ fn launch_with(
     if overlap(&back, &there) {
         return Err(codes::NOT_SUPPORTED);
     }
-    let launched = Launch::new(back, calls, before)?;
+    let launched = Launch::new(back, &there, calls, before)?;
     if !there.is_empty() || launched.has_functions() {
         let (there, launched) = (there.clone(), launched.clone());
         host_function(stream, move || {

@@ -115,6 +115,7 @@ pub fn lasting_function(
         }
         number.into_iter().for_each(landing::before_call);
         call();
+        number.into_iter().for_each(landing::after_call);
         word.store(RETURNED, Ordering::Release);
         true
     }));
@@ -156,14 +157,19 @@ pub fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> 
 
 /// What a function is told when it is called.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+pub enum Told {
     /// Nothing. It is not called if work has failed.
     OfEnd,
     /// The result of the preceding work.
     OfResult,
 }
 
-fn host_function_in(
+/// Calls a function with the status of the work before it, in stream order: also if the worker ends, with
+/// `DEVICE_UNAVAILABLE`.
+///
+/// # Errors
+/// The driver's.
+pub fn host_function_in(
     link: &Link,
     (context, stream): (u32, u32),
     told: Told,

@@ -32,6 +32,8 @@ mod probe;
 #[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
 mod programs;
 mod raw;
+#[path = "../../../tests/cuda-driver/tests/cuda/registered.rs"]
+mod registered;
 mod smi;
 mod stream;
 mod threads;

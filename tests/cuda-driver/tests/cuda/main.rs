@@ -12,3 +12,4 @@ mod library;
 mod order;
 mod print;
 mod programs;
+mod registered;
