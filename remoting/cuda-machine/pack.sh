@@ -39,6 +39,8 @@ find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name gan
     -exec strip --strip-unneeded {} + 2> /dev/null || true
 cp "$here/run.sh" "$here/python.sh" "$here/suites.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
 cp -r "$here"/*.cu "$here"/*.py "$here/python" "$folder/programs/"
+sed -n 's/.*symbol: "\(cu[^"]*\)".*/\1/p' remoting/cuda-definition/src/driver/entry_points.rs | sort -u \
+    > "$folder/programs/entry-points.txt"
 if command -v strace > /dev/null; then
     mkdir -p "$folder/strace"
     cp "$(command -v strace)" "$folder/strace/"

@@ -16,6 +16,8 @@
 #   busy       copies of memory that is not pinned beside as many busy processes as half of the processors
 #   smi        what scripts ask nvidia-smi of devices, answered by it and by gantry-smi, compared
 #   tests      the programs that test the stand-in driver, on this driver and through Gantry
+#   refusals   what each entry point answers where it has to refuse, on this driver and through Gantry, compared:
+#              refusals.md
 #   suites     tests of cuda-python, Triton and PyTorch as far as they were packed: suites.sh, beside the two below
 #   python     more of PyTorch, transformers, cuda.core and Numba's own tests, as far as they are installed: python.sh,
 #              beside
@@ -312,6 +314,17 @@ if wanted tests && [ -d "$here/tests" ] && [ -z "${GANTRY_DRIVER:-}${GANTRY_NO_T
         say "$which: $(grep '^test result' "$work/tests.$which" || tail -2 "$work/tests.$which")"
         grep -E '^test .*FAILED|panicked at|^  (left|right):|^Gantry|^gantry' "$work/tests.$which" | head -40 | tee -a "$log"
     done
+fi
+
+if wanted refusals; then
+    part "refusals: what each entry point answers where it has to refuse"
+    for which in native remoted; do
+        within 150 "$work/run-$which" python3 "$here/programs/refusals.py" "$here/programs/entry-points.txt" \
+            > "$work/refusals.$which" 2> "$work/refusals.$which.err"
+        say "$which: status $?, $(wc -l < "$work/refusals.$which") answers"
+    done
+    python3 "$here/programs/refusals.py" --compare "$work/refusals.native" "$work/refusals.remoted" > "$out/refusals.md"
+    head -1 "$out/refusals.md" | tee -a "$log"
 fi
 
 part "python: beside the samples"

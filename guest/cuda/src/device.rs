@@ -18,6 +18,14 @@ fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
     visible::device(connected()?, ordinal)
 }
 
+/// Checks that there is a device.
+///
+/// # Errors
+/// There is none with this ordinal.
+pub fn check(device: CUdevice) -> Outcome {
+    info(device).map(drop)
+}
+
 /// Features that a device has natively but not here, so that programs do without them. The worker
 /// shares no memory with other processes and has no descriptors for it. Memory that a program
 /// registers has another address on the device, ordinary memory has none, and managed memory does
@@ -128,11 +136,12 @@ entry_points! {
         Ok(())
     }
 
+    // Nobody records.
     fn cuProfilerStart() {
-        Ok(())
+        connected().map(drop)
     }
 
     fn cuProfilerStop() {
-        Ok(())
+        connected().map(drop)
     }
 }

@@ -10,13 +10,15 @@ use std::{
 use base::Unpoisoned;
 use cuda_definition::driver::types::*;
 use gantry_remoting::apis::cuda::{
+    Kind,
     calls::{ContextSynchronize, Pin},
     codes,
 };
 
 use crate::{
-    context,
+    context, device,
     entry::{Outcome, connected, entry_points, put},
+    handles,
     link::Link,
     memory::{What, find},
     streams::exact,
@@ -24,6 +26,10 @@ use crate::{
 
 /// All flags that exist: `CU_MEMHOSTALLOC_PORTABLE` and the like.
 const FLAGS: u32 = 0x7;
+/// `CU_MEMHOSTALLOC_DEVICEMAP` and `CU_MEMHOSTREGISTER_DEVICEMAP`, which all memory has where addresses are unified.
+const DEVICE_MAP: u32 = 2;
+/// `CU_DEVICE_CPU`
+const HOST: CUdevice = -1;
 /// The number of places to try for memory which has to be contiguous for the device.
 const PLACES: usize = 4;
 
@@ -133,6 +139,10 @@ entry_points! {
         if Flags & !FLAGS != 0 {
             return Err(codes::INVALID_VALUE);
         }
+        if bytesize == 0 {
+            context::need_connected()?;
+            return put(pp, std::ptr::null_mut());
+        }
         put(pp, allocate(bytesize, What::Host, Flags)? as *mut c_void)
     }
 
@@ -153,15 +163,16 @@ entry_points! {
         exact(link, context, 0, waited)
     }
 
-    // Copies of registered memory pass through the window, as those of other memory do.
+    // Copies of registered memory pass through the window, in stream order.
     fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) {
         let link = connected()?;
         context::need()?;
         if p.is_null() || bytesize == 0 {
             return Err(codes::INVALID_VALUE);
         }
+        let end = (p as u64).checked_add(bytesize as u64).ok_or(codes::INVALID_VALUE)?;
         let mut memory = link.state.memory.lock_unpoisoned();
-        if memory.find(p as u64).is_some() {
+        if memory.overlaps(p as u64, end) {
             return Err(codes::HOST_MEMORY_ALREADY_REGISTERED);
         }
         memory.insert(p as u64, bytesize as u64, What::Registered, Flags, 0);
@@ -170,12 +181,17 @@ entry_points! {
 
     fn cuMemHostUnregister(p: *mut c_void) {
         let link = connected()?;
-        context::need()?;
-        let known = find(link, p as u64)
-            .filter(|known| known.start == p as u64 && known.what == What::Registered);
-        known.ok_or(codes::HOST_MEMORY_NOT_REGISTERED)?;
+        let context = context::need()?;
+        let known = find(link, p as u64).filter(|known| known.start == p as u64);
+        match known.map(|known| known.what) {
+            Some(What::Registered) => {}
+            Some(What::Host | What::Managed) => return Err(codes::INVALID_VALUE),
+            _ => return Err(codes::HOST_MEMORY_NOT_REGISTERED),
+        }
+        // Copies may be in flight, and the program frees the memory next. An earlier error is not this memory's fault.
+        let waited = link.ask(&ContextSynchronize { context });
         link.state.memory.lock_unpoisoned().remove(p as u64);
-        Ok(())
+        exact(link, context, 0, waited)
     }
 
     fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: c_uint) {
@@ -194,35 +210,58 @@ entry_points! {
     fn cuMemHostGetFlags(pFlags: *mut c_uint, p: *mut c_void) {
         let link = connected()?;
         context::need()?;
-        put(pFlags, host(link, p as u64)?.flags)
+        put(pFlags, host(link, p as u64)?.flags | DEVICE_MAP)
     }
 
     // Managed memory is where both the host and the device see it: it cannot be moved anywhere
     // else.
     fn cuMemPrefetchAsync_v2(
-        _devPtr: CUdeviceptr,
-        _count: usize,
-        _location: CUmemLocation,
-        _flags: c_uint,
-        _hStream: CUstream,
+        devPtr: CUdeviceptr,
+        count: usize,
+        location: CUmemLocation,
+        flags: c_uint,
+        hStream: CUstream,
     ) {
-        connected().map(drop)
+        let link = connected()?;
+        context::need()?;
+        if flags != 0 {
+            return Err(codes::INVALID_VALUE);
+        }
+        check_managed(link, devPtr, count)?;
+        check_location(location)?;
+        handles::valid(Kind::Stream, hStream as u64).map(drop)
     }
 
-    fn cuMemAdvise_v2(_devPtr: CUdeviceptr, _count: usize, _advice: CUmem_advise, _location: CUmemLocation) {
-        connected().map(drop)
+    fn cuMemAdvise_v2(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, location: CUmemLocation) {
+        let link = connected()?;
+        context::need()?;
+        check_managed(link, devPtr, count)?;
+        match advice.0 {
+            1 | 2 | 4 => Ok(()),
+            3 | 5 | 6 => check_location(location),
+            _ => Err(codes::INVALID_VALUE),
+        }
     }
 
-    fn cuMemPrefetchAsync(_devPtr: CUdeviceptr, _count: usize, _dstDevice: CUdevice, _hStream: CUstream) {
-        connected().map(drop)
+    fn cuMemPrefetchAsync(devPtr: CUdeviceptr, count: usize, dstDevice: CUdevice, hStream: CUstream) {
+        cu(cuMemPrefetchAsync_v2(devPtr, count, location(dstDevice), 0, hStream))
     }
 
-    fn cuMemAdvise(_devPtr: CUdeviceptr, _count: usize, _advice: CUmem_advise, _device: CUdevice) {
-        connected().map(drop)
+    fn cuMemAdvise(devPtr: CUdeviceptr, count: usize, advice: CUmem_advise, device: CUdevice) {
+        cu(cuMemAdvise_v2(devPtr, count, advice, location(device)))
     }
 
-    fn cuStreamAttachMemAsync(_hStream: CUstream, _dptr: CUdeviceptr, _length: usize, _flags: c_uint) {
-        connected().map(drop)
+    fn cuStreamAttachMemAsync(hStream: CUstream, dptr: CUdeviceptr, length: usize, flags: c_uint) {
+        let link = connected()?;
+        context::need()?;
+        handles::valid(Kind::Stream, hStream as u64)?;
+        let known = find(link, dptr).filter(|known| known.start == dptr && is_managed(known.what));
+        let known = known.ok_or(codes::INVALID_VALUE)?;
+        // Global, to the host, or to a single stream.
+        match matches!(flags, 1 | 2 | 4) && (length == 0 || length as u64 == known.size) {
+            true => Ok(()),
+            false => Err(codes::INVALID_VALUE),
+        }
     }
 
     fn cuMemPoolSetAttribute(pool: CUmemoryPool, attr: CUmemPool_attribute, value: *mut c_void) {
@@ -248,6 +287,50 @@ entry_points! {
         } else {
             put(value.cast::<u64>(), whole)
         }
+    }
+}
+
+/// Whether memory may be managed. Variables of modules are, if they were declared so, which is not known here.
+fn is_managed(what: What) -> bool {
+    matches!(what, What::Managed | What::Variable)
+}
+
+/// Checks that a stretch is managed memory.
+fn check_managed(link: &Link, at: u64, count: usize) -> Outcome {
+    let known = find(link, at).filter(|known| is_managed(known.what));
+    let known = known.ok_or(codes::INVALID_VALUE)?;
+    match count > 0 && count as u64 <= known.size - (at - known.start) {
+        true => Ok(()),
+        false => Err(codes::INVALID_VALUE),
+    }
+}
+
+/// Checks that memory can be in a location.
+fn check_location(location: CUmemLocation) -> Outcome {
+    use CUmemLocationType as T;
+    match location.r#type {
+        T::CU_MEM_LOCATION_TYPE_DEVICE => device::check(location.id),
+        T::CU_MEM_LOCATION_TYPE_HOST
+        | T::CU_MEM_LOCATION_TYPE_HOST_NUMA
+        | T::CU_MEM_LOCATION_TYPE_HOST_NUMA_CURRENT => Ok(()),
+        _ => Err(codes::INVALID_VALUE),
+    }
+}
+
+/// A device, or the host, as the first versions of calls name it.
+fn location(device: CUdevice) -> CUmemLocation {
+    let r#type = match device {
+        HOST => CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST,
+        _ => CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+    };
+    CUmemLocation { r#type, id: device }
+}
+
+/// The result of another entry point.
+fn cu(result: CUresult) -> Outcome {
+    match result.0 {
+        0 => Ok(()),
+        code => Err(code.cast_signed()),
     }
 }
 

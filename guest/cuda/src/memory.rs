@@ -103,6 +103,12 @@ impl Memory {
         (at - known.start < known.size.max(1)).then_some(*known)
     }
 
+    /// Whether any allocation has a part between two addresses.
+    pub fn overlaps(&self, start: u64, end: u64) -> bool {
+        let before = self.all.range(..end).next_back();
+        before.is_some_and(|(from, known)| *from >= start || from + known.size.max(1) > start)
+    }
+
     /// Removes the allocation that begins at this address.
     pub fn remove(&mut self, at: u64) -> Option<Known> {
         self.all.remove(&at)

@@ -197,6 +197,8 @@ fn a_program_sees_the_devices_that_its_variables_name() {
             let mut count = 9;
             let asked = cuda!(cuDeviceGetCount(&mut count));
             assert_eq!(asked, CUresult::CUDA_ERROR_NOT_INITIALIZED);
+            let profiled = cuda!(cuProfilerStart());
+            assert_eq!(profiled, CUresult::CUDA_ERROR_NOT_INITIALIZED);
             return;
         }
         ok!(cuInit(0));

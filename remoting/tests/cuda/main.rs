@@ -32,6 +32,7 @@ mod probe;
 #[path = "../../../tests/cuda-driver/tests/cuda/programs.rs"]
 mod programs;
 mod raw;
+mod refusals;
 #[path = "../../../tests/cuda-driver/tests/cuda/registered.rs"]
 mod registered;
 mod smi;

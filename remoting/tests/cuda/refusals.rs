@@ -1,0 +1,98 @@
+//! What is refused as natively, although it would have no effect here.
+
+use std::{ffi::c_void, ptr::null_mut};
+
+use cuda_definition::driver::types::*;
+
+use crate::driver::{context, cuda, device, ok};
+
+const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
+
+fn location(kind: CUmemLocationType, id: i32) -> CUmemLocation {
+    CUmemLocation { r#type: kind, id }
+}
+
+#[test]
+fn only_managed_memory_is_prefetched_advised_on_and_attached() {
+    let _context = context();
+    let (mut managed, plain, own) = (0, device(&[0u32; 16]), [0u32; 16]);
+    ok!(cuMemAllocManaged(&mut managed, 64, 1));
+    let here = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    let host = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_HOST, 0);
+    let read_mostly = CUmem_advise::CU_MEM_ADVISE_SET_READ_MOSTLY;
+    let prefetch = |at, count, place| cuda!(cuMemPrefetchAsync_v2(at, count, place, 0, null_mut()));
+    let advise = |at, count| cuda!(cuMemAdvise_v2(at, count, read_mostly, here));
+    let attach = |at, length, flags| cuda!(cuStreamAttachMemAsync(null_mut(), at, length, flags));
+    for place in [here, host] {
+        assert_eq!(prefetch(managed + 4, 60, place), CUresult::CUDA_SUCCESS);
+    }
+    ok!(cuMemPrefetchAsync(managed, 64, -1, null_mut()));
+    assert_eq!(advise(managed, 64), CUresult::CUDA_SUCCESS);
+    assert_eq!(attach(managed, 0, 4), CUresult::CUDA_SUCCESS);
+    for at in [plain, own.as_ptr() as u64, 0x1234_5678, 0] {
+        assert_eq!(prefetch(at, 4, here), INVALID, "{at:x}");
+        assert_eq!(advise(at, 4), INVALID, "{at:x}");
+        assert_eq!(attach(at, 0, 4), INVALID, "{at:x}");
+    }
+    for count in [0, 65, usize::MAX] {
+        assert_eq!(prefetch(managed, count, here), INVALID, "{count}");
+        assert_eq!(advise(managed, count), INVALID, "{count}");
+    }
+    assert_eq!(attach(managed, 4, 4), INVALID);
+    assert_eq!(attach(managed, 0, 3), INVALID);
+    let nowhere = location(CUmemLocationType_enum(77), 0);
+    assert_eq!(prefetch(managed, 4, nowhere), INVALID);
+    let no_device = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 9);
+    let no_device = prefetch(managed, 4, no_device);
+    assert_eq!(no_device, CUresult::CUDA_ERROR_INVALID_DEVICE);
+    let forged = 0x4242 as CUstream;
+    let forged = cuda!(cuMemPrefetchAsync_v2(managed, 4, here, 0, forged));
+    assert_eq!(forged, CUresult::CUDA_ERROR_INVALID_HANDLE);
+    ok!(cuMemFree_v2(managed));
+    ok!(cuMemFree_v2(plain));
+}
+
+#[test]
+fn registered_memory_overlaps_no_other() {
+    let _context = context();
+    let pages = vec![0u8; 8 * 4096];
+    let at = |page: usize| {
+        pages
+            .as_ptr()
+            .wrapping_add(page * 4096)
+            .cast_mut()
+            .cast::<c_void>()
+    };
+    let register = |from, count: usize| cuda!(cuMemHostRegister_v2(at(from), count * 4096, 0));
+    let twice = CUresult::CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED;
+    assert_eq!(register(2, 2), CUresult::CUDA_SUCCESS);
+    for (from, count) in [(2, 2), (1, 2), (3, 2), (1, 5), (2, 1)] {
+        assert_eq!(register(from, count), twice, "{from} {count}");
+    }
+    assert_eq!(register(4, 1), CUresult::CUDA_SUCCESS);
+    assert_eq!(register(1, 1), CUresult::CUDA_SUCCESS);
+    let mut flags = 0;
+    ok!(cuMemHostGetFlags(&mut flags, at(2)));
+    assert_eq!(flags, 2);
+    let beyond = cuda!(cuMemHostRegister_v2(at(6), usize::MAX, 0));
+    assert_eq!(beyond, INVALID);
+    for page in [1, 2, 4] {
+        ok!(cuMemHostUnregister(at(page)));
+    }
+    let gone = cuda!(cuMemHostUnregister(at(2)));
+    assert_eq!(gone, CUresult::CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED);
+}
+
+#[test]
+fn pinned_memory_of_no_bytes_is_null_and_pinned_memory_is_not_unregistered() {
+    let _context = context();
+    let mut none = 8 as *mut c_void;
+    ok!(cuMemHostAlloc(&mut none, 0, 0));
+    assert!(none.is_null());
+    let (mut pinned, mut flags) = (null_mut(), 0);
+    ok!(cuMemHostAlloc(&mut pinned, 64, 1));
+    ok!(cuMemHostGetFlags(&mut flags, pinned));
+    assert_eq!(flags, 3);
+    assert_eq!(cuda!(cuMemHostUnregister(pinned)), INVALID);
+    ok!(cuMemFreeHost(pinned));
+}
