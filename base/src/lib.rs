@@ -13,6 +13,7 @@
 //! - [`error_chain`]: an error with its causes
 //! - [`mod@note`]: lines on standard error that never panic; [`output`]: standard output, which the
 //!   reader may close early
+//! - [`regular_file`]: files of others, whose opening and reading must not block
 //! - [`paths`]: default paths at which programs find each other
 //!
 //! Unsafe code is kept here, behind safe functions and types that own what they refer to.
@@ -33,6 +34,7 @@ pub mod output;
 pub mod paths;
 pub mod patience;
 pub mod poll;
+pub mod regular_file;
 pub mod socket;
 pub mod tcp;
 

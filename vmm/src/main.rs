@@ -20,15 +20,14 @@ use vmm::{
     control::{self, ExitReason, Start, StartOptions},
     doctor::{Finding, Host, Verdict},
     events::{self, EventMonitor},
-    logging, open_files,
+    logging,
+    machine::EXIT_GUEST_LOST,
+    open_files,
     seccomp::{self, Filters, Spawner},
 };
 
 /// Exit status: the command line is invalid.
 const USAGE: u8 = 2;
-
-/// Exit status: the guest failed and was lost.
-const LOST: u8 = 3;
 
 /// Exit status: it is unclear which VMM a request is for, and none has received it.
 const AMBIGUOUS: u8 = 4;
@@ -193,7 +192,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         server.stop();
     }
     Ok(match result? {
-        ExitReason::GuestFailed => ExitCode::from(LOST),
+        ExitReason::GuestFailed => ExitCode::from(EXIT_GUEST_LOST),
         ExitReason::GuestShutdown | ExitReason::Request | ExitReason::Signal => ExitCode::SUCCESS,
     })
 }

@@ -5,7 +5,10 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::RwLock};
 
-use base::lock::UnpoisonedRw;
+use base::{
+    lock::UnpoisonedRw,
+    regular_file::{self, Links},
+};
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, StorageOpenOptions,
     format::gate::ImplicitOpenGate, qcow2::Qcow2,
@@ -190,10 +193,7 @@ impl ImplicitOpenGate<ImageFile> for BackingGate {
             .get_filename()
             .ok_or_else(|| io::Error::other("a backing file without a name"))?
             .to_owned();
-        let mut file = File::open(&path)?;
-        if !file.metadata()?.file_type().is_file() {
-            return Err(io::Error::other("it is not a regular file"));
-        }
+        let mut file = regular_file::open(&path, Links::Follow)?;
         let size = super::geometry::size(&mut file)?;
         lock::lock(&file, size, true, self.granularity)
             .map_err(|error| io::Error::other(format!("it is in use elsewhere ({error})")))?;

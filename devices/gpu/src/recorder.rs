@@ -83,7 +83,7 @@ impl Recorder {
     /// Creates a recording in a new file, for a GPU with `vram` bytes of VRAM.
     pub fn create(path: &Path, vram: u64) -> io::Result<Self> {
         Ok(Self {
-            file: File::create(path)?,
+            file: base::regular_file::create(path)?,
             encoder: Encoder::new(vram),
             written: 0,
             waits: vec![VecDeque::new(); usize::from(CHANNELS)],

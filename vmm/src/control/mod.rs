@@ -341,6 +341,14 @@ impl Control {
                     .emit("guest", "failed", &[("reason", &error.to_string())]);
                 self.exit = Some(ExitReason::GuestFailed);
             }
+            MachineEvent::MemoryLost(error) => {
+                self.monitor
+                    .emit("guest", "failed", &[("reason", &error.to_string())]);
+                if let Life::Live { machine, .. } = std::mem::take(&mut self.life) {
+                    machine.abandon();
+                }
+                self.exit = Some(ExitReason::GuestFailed);
+            }
             MachineEvent::PciEjected { slot } => self.ejected(slot),
             MachineEvent::DeviceLost { id, reason } => {
                 log::error!("device {id:?} is lost: {reason}; remove it, and add it again");

@@ -299,6 +299,11 @@ impl Control {
             }
         }
         restored_accels(&mut config, request)?;
+        if request.prefault {
+            config.memory.prefault = true;
+            let zones = config.memory.zones.iter_mut().flatten();
+            zones.for_each(|zone| zone.prefault = true);
+        }
         let source = match request.memory_restore_mode {
             MemoryRestoreMode::Copy => MemorySource::Copy,
             MemoryRestoreMode::OnDemand => MemorySource::OnDemand,

@@ -3,6 +3,7 @@
 use std::{fs::File, path::Path};
 
 use arch::{acpi, boot, smbios};
+use base::regular_file::{self, Links};
 use vm_memory::GuestAddressSpace;
 
 use super::{Machine, error::MachineError, kinds::iommu::Iommu};
@@ -52,7 +53,7 @@ impl Machine {
 }
 
 fn open(what: &'static str, path: &Path) -> Result<File, MachineError> {
-    File::open(path).map_err(|source| MachineError::OpenPayload {
+    regular_file::open(path, Links::Follow).map_err(|source| MachineError::OpenPayload {
         what,
         path: path.to_owned(),
         source,
@@ -93,5 +94,25 @@ fn parse_uuid(text: &str) -> Result<[u8; 16], MachineError> {
         _ => Err(MachineError::Invalid(format!(
             "{text:?} is no UUID (platform.uuid)"
         ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_is_no_file_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("vmlinuz");
+        let name = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
+        // SAFETY: a terminated string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        for path in [&*fifo, Path::new("/dev/zero"), dir.path()] {
+            let error = open("kernel", path).unwrap_err();
+            assert!(matches!(error, MachineError::OpenPayload { .. }), "{error}");
+        }
+        std::os::unix::fs::symlink("/proc/self/maps", dir.path().join("link")).unwrap();
+        open("kernel", &dir.path().join("link")).unwrap();
     }
 }

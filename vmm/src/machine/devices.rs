@@ -159,6 +159,10 @@ pub trait DeviceKind: HasCommonConfig {
     /// Whether it can be placed in a segment behind the virtual IOMMU.
     const BEHIND_IOMMU: bool = false;
 
+    /// Whether another process maps the guest's RAM for it. What that process touches first is zero there, so all RAM
+    /// must have been restored before.
+    const SHARES_RAM: bool = false;
+
     /// Where it is to be placed.
     fn slot(&self) -> Slot {
         Slot::at(self.common())
@@ -172,6 +176,9 @@ pub trait DeviceKind: HasCommonConfig {
 pub trait Pluggable {
     /// Refuses a device that is plugged in too late: see [`Devices::check_order`].
     fn check_order(&self, devices: &Devices) -> Result<(), MachineError>;
+
+    /// See [`DeviceKind::SHARES_RAM`].
+    fn shares_ram(&self) -> bool;
 
     /// Creates the device and plugs it in. Gives it a name if it has none; returns the name and the address.
     fn plug(&mut self, devices: &mut Devices) -> Result<(String, Bdf), MachineError>;
@@ -187,6 +194,10 @@ pub trait Pluggable {
 impl<K: DeviceKind> Pluggable for K {
     fn check_order(&self, devices: &Devices) -> Result<(), MachineError> {
         devices.check_order(&self.slot())
+    }
+
+    fn shares_ram(&self) -> bool {
+        K::SHARES_RAM
     }
 
     fn plug(&mut self, devices: &mut Devices) -> Result<(String, Bdf), MachineError> {

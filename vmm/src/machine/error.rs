@@ -280,6 +280,12 @@ pub enum MachineError {
         /// The cause.
         source: io::Error,
     },
+    /// Another process would see memory that is not there yet as zeroes.
+    #[error(
+        "the VM's memory is still being restored on demand, and this device's server needs all of it: wait until the \
+         log says that it is all there"
+    )]
+    StillLoading,
     /// On-demand restore.
     #[error("memory cannot be restored on demand")]
     Lazy(#[from] LazyError),

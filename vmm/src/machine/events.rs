@@ -11,7 +11,7 @@ use devices::{gate, guest_event::GuestEvent, pci::Bdf};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::alarms::Alarms;
-use crate::cpu::CpuEvent;
+use crate::{cpu::CpuEvent, snapshot::lazy::MemoryLost};
 
 /// An event that the control loop has to act on.
 #[derive(Debug)]
@@ -20,6 +20,9 @@ pub enum MachineEvent {
     Guest(GuestEvent),
     /// A vCPU cannot continue.
     Cpu(CpuEvent),
+    /// Memory that is restored on demand cannot be loaded. Threads that need it wait for ever, so the machine must be
+    /// [abandoned](super::Machine::abandon).
+    MemoryLost(MemoryLost),
     /// The guest has ejected the PCI device in a slot.
     PciEjected {
         /// The slot's function 0.

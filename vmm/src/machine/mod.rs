@@ -77,6 +77,9 @@ use crate::{
     snapshot::lazy::LazyRestore,
 };
 
+/// Exit status of a process whose guest failed and was lost.
+pub const EXIT_GUEST_LOST: u8 = 3;
+
 /// A virtual machine.
 ///
 /// Fields are dropped in order of declaration: everything that accesses guest memory comes first, the memory last.
@@ -281,12 +284,20 @@ impl Machine {
         self.devices.quiesce()
     }
 
+    /// Gives up a machine whose threads may wait for lost memory for ever. Nothing is freed: the process is about to end.
+    pub fn abandon(self) {
+        std::mem::forget(self);
+    }
+
     /// Plugs a device into the running machine and notifies the guest. For a slot with several functions the guest is
     /// notified when function 0, which must come last, is plugged in.
     pub fn add_device(
         &mut self,
         device: &mut dyn Pluggable,
     ) -> Result<(String, Bdf), MachineError> {
+        if device.shares_ram() && self.is_loading() {
+            return Err(MachineError::StillLoading);
+        }
         device.check_order(&self.devices)?;
         let (id, bdf) = device.plug(&mut self.devices)?;
         if bdf.function == 0 {
@@ -373,6 +384,11 @@ impl Machine {
     /// The devices on PCI.
     pub fn devices(&self) -> &Devices {
         &self.devices
+    }
+
+    /// Whether memory is still being restored on demand.
+    fn is_loading(&self) -> bool {
+        self.lazy.as_ref().is_some_and(|lazy| !lazy.is_finished())
     }
 
     fn notify(&self, what: Notification) -> Result<(), MachineError> {

@@ -71,7 +71,7 @@ impl Machine {
                 format!("{what} {id:?} cannot move: remove it first (vm.remove-device)")
             })
             .collect();
-        if self.lazy.as_ref().is_some_and(|lazy| !lazy.is_finished()) {
+        if self.is_loading() {
             reasons.push(
                 "the VM's memory is still being restored on demand: wait until the log says that \
                  it is all there"

@@ -38,6 +38,11 @@ pub fn zones(memory: &MemoryConfig) -> Vec<MemoryZoneConfig> {
     }]
 }
 
+/// Whether pages are touched at the start.
+pub fn is_prefaulted(memory: &MemoryConfig) -> bool {
+    zones(memory).iter().any(|zone| zone.prefault)
+}
+
 /// Bytes of RAM at boot, over all zones.
 pub fn boot_size(config: &VmConfig) -> u64 {
     zones(&config.memory)

@@ -3,19 +3,20 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    io::Write,
+    io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
+use base::regular_file::{self, Links};
 use devices::{accel::saved::Archive, pci::Bdf};
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    Machine, devices::SavedDevice, error::MachineError, host::Host, placement,
-    platform::PlatformState,
+    EXIT_GUEST_LOST, Machine, devices::SavedDevice, error::MachineError, events::MachineEvent,
+    host::Host, placement, platform::PlatformState,
 };
 use crate::{
     config::VmConfig,
@@ -23,7 +24,7 @@ use crate::{
     memory::{Region, RegionKind},
     snapshot::{
         self,
-        lazy::LazyRestore,
+        lazy::{LazyError, LazyRestore, OnLoss},
         lock::DirectoryLock,
         memory_file::{self, MemoryRange},
         staged::Staged,
@@ -31,6 +32,10 @@ use crate::{
         writing::Writing,
     },
 };
+
+/// How long the control loop may take to end a VM whose memory is lost. It takes longer only if it waits for lost memory
+/// itself.
+const END_PATIENCE: Duration = Duration::from_secs(5);
 
 /// The complete state of a machine except its memory and its configuration.
 #[derive(Serialize, Deserialize)]
@@ -109,7 +114,7 @@ impl Image {
         let memory = staged.path(snapshot::MEMORY);
         self.state.memory = memory_file::write(&memory, &self.regions, writing)?;
         let config_path = staged.path(snapshot::CONFIG);
-        let text = serde_json::to_vec_pretty(&self.config).map_err(std::io::Error::from);
+        let text = serde_json::to_vec_pretty(&self.config).map_err(io::Error::from);
         text.and_then(|text| {
             let mut file = fs::File::create_new(&config_path)?;
             file.write_all(&text)?;
@@ -126,7 +131,7 @@ impl Image {
     }
 }
 
-fn io_at(path: &Path) -> impl FnOnce(std::io::Error) -> MachineError + use<> {
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> MachineError + use<> {
     let path = path.to_owned();
     move |source| MachineError::ConfigFile { path, source }
 }
@@ -147,11 +152,8 @@ impl Machine {
         const MAX_BYTES: u64 = 16 << 20;
         let path = directory.join(snapshot::CONFIG);
         let read = || {
-            let len = fs::metadata(&path)?.len();
-            if len > MAX_BYTES {
-                return Err(std::io::Error::other(format!("{len} bytes are too many")));
-            }
-            Ok(serde_json::from_slice(&fs::read(&path)?)?)
+            let text = regular_file::read(&path, Links::Refuse, MAX_BYTES)?;
+            Ok(serde_json::from_slice(&text)?)
         };
         read().map_err(|source| MachineError::ConfigFile {
             path: path.clone(),
@@ -170,22 +172,36 @@ impl Machine {
         let path = directory.join(snapshot::STATE);
         let state: SavedMachine =
             state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
+        if source == MemorySource::OnDemand && placement::is_prefaulted(&config.memory) {
+            return Err(LazyError::Prefault.into());
+        }
         let spawner = Arc::clone(&host.spawner);
-        // The state says whether the archive is needed, so a missing file is not an error here.
-        let archive = fs::File::open(directory.join(snapshot::APPLICATIONS));
-        host.archive = archive.ok().map(Arc::new);
+        let events = host.events.clone();
+        let path = directory.join(snapshot::APPLICATIONS);
+        host.archive = match regular_file::open(&path, Links::Refuse) {
+            Ok(archive) => Some(Arc::new(archive)),
+            // The state says whether the archive is needed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(io_at(&path)(error)),
+        };
         let mut machine = Self::shell(config, &state.plugged_memory(), host)?;
         let mut state = state;
         let ranges = std::mem::take(&mut state.memory);
+        let memory = directory.join(snapshot::MEMORY);
+        if source == MemorySource::OnDemand {
+            let on_loss = OnLoss {
+                report: Box::new(move |lost| events.send(MachineEvent::MemoryLost(lost))),
+                patience: END_PATIENCE,
+                end: end_process,
+            };
+            // Before devices access the memory: pages that they touch first would stay as they are then.
+            let lazy = LazyRestore::start(&memory, &machine.ram, &ranges, &*spawner, on_loss)?;
+            machine.lazy = Some(lazy);
+        }
         machine.restore_devices(config, &mut state)?;
         machine.devices.set_archive(None);
-        let memory = directory.join(snapshot::MEMORY);
-        match source {
-            MemorySource::Copy => memory_file::read(&memory, &machine.ram, &ranges)?,
-            MemorySource::OnDemand => {
-                let lazy = LazyRestore::start(&memory, &machine.ram, &ranges, &*spawner)?;
-                machine.lazy = Some(lazy);
-            }
+        if source == MemorySource::Copy {
+            memory_file::read(&memory, &machine.ram, &ranges)?;
         }
         machine.restore_rest(state)?;
         Ok(machine)
@@ -259,6 +275,14 @@ impl Machine {
         // Last, because it may raise an interrupt.
         self.platform.restore(state.platform)
     }
+}
+
+/// Ends the process because the control loop, too, waits for memory that is lost.
+fn end_process() {
+    log::error!("the VM ends now: something still waits for memory that is lost");
+    devices::console::restore_terminal();
+    // SAFETY: ends the process, so nothing of it is used any more.
+    unsafe { libc::_exit(EXIT_GUEST_LOST.into()) };
 }
 
 impl SavedMachine {

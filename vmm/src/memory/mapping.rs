@@ -121,6 +121,8 @@ pub struct Mapping {
     file: Option<Arc<File>>,
     offset: u64,
     shared: bool,
+    /// The file existed before, or may have: it can have contents.
+    named: bool,
 }
 
 // SAFETY: a mapping is plain memory that belongs to this value; its contents are only accessed through volatile or
@@ -171,6 +173,12 @@ impl Mapping {
             return Err(MappingError::Unaligned { len, page });
         };
         let file = open(offset.saturating_add(len))?;
+        // hugetlbfs has pages of its own size, whatever was asked for.
+        let page = match file.as_deref().and_then(hugetlb_page_size) {
+            None => page,
+            Some(page) if len.is_multiple_of(page) => page,
+            Some(page) => return Err(MappingError::Unaligned { len, page }),
+        };
         let failed = |source| MappingError::Map {
             len,
             hugepages: backing.hugepages.is_some(),
@@ -200,6 +208,7 @@ impl Mapping {
             file,
             offset,
             shared: backing.shared,
+            named: backing.file.as_ref().is_some_and(|path| !path.is_dir()),
         };
         mapping.advise(backing);
         if let Some(node) = backing.host_numa_node {
@@ -243,6 +252,26 @@ impl Mapping {
     /// Whether other processes that map its file see the same memory.
     pub fn is_shared(&self) -> bool {
         self.shared && self.file.is_some()
+    }
+
+    /// Makes the memory read as zeroes, for a restored guest: a file that backs it may have contents of an earlier VM.
+    /// Does nothing for memory that is new. Returns false if the file is mapped privately: it is not this VM's to
+    /// change.
+    pub fn discard_contents(&self) -> io::Result<bool> {
+        let Some(file) = self.file.as_ref().filter(|_| self.named) else {
+            return Ok(true);
+        };
+        if !self.shared {
+            return Ok(false);
+        }
+        let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let offset = libc::off_t::try_from(self.offset).map_err(io::Error::other)?;
+        let len = libc::off_t::try_from(self.len).map_err(io::Error::other)?;
+        // SAFETY: a system call without pointers. The memory is only accessed as bytes that may change at any time.
+        match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
+            0 => Ok(true),
+            _ => Err(io::Error::last_os_error()),
+        }
     }
 
     /// Gives hints to the kernel; they have no effect if it lacks the feature.
@@ -422,6 +451,17 @@ fn check_given(file: &File, len: u64, end: u64, backing: &Backing) -> Result<(),
         return given("can be shortened while it is in use: it is not sealed");
     }
     Ok(())
+}
+
+/// Page size in bytes of a file on hugetlbfs; `None` for other files.
+fn hugetlb_page_size(file: &File) -> Option<u64> {
+    // SAFETY: all zeroes are a valid value of this plain struct.
+    let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the struct outlives the call.
+    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) };
+    (result == 0 && stat.f_type == libc::HUGETLBFS_MAGIC)
+        .then(|| u64::try_from(stat.f_bsize).ok())
+        .flatten()
 }
 
 /// The host's default huge page size in bytes (`Hugepagesize` of /proc/meminfo).

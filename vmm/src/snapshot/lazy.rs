@@ -8,6 +8,12 @@
 //! Zero pages (holes in the file) are never copied: the kernel provides them on first access. The
 //! same applies to memory that the guest gives back meanwhile (balloon, unplugged memory): the
 //! kernel reports it before it discards the memory, and the snapshot's data for it is dropped.
+//!
+//! Huge pages are copied whole: userfaultfd fills in a page of the mapping's size or nothing.
+//!
+//! A page that cannot be loaded (the file was truncated, its storage fails, the host is out of huge
+//! pages) is never replaced by zeroes. Whoever waits for it goes on waiting, the control loop is
+//! told, and the process ends.
 
 use std::{
     collections::VecDeque,
@@ -17,26 +23,29 @@ use std::{
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
-use base::{Access, Mapping};
+use base::{
+    Access, Chain, Mapping,
+    regular_file::{self, Links},
+};
 use devices::thread::{ThreadRole, ThreadSpawner};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::memory_file::{self, MemoryFileError, MemoryRange};
 use crate::memory::Ram;
 
-/// Number of bytes copied per fault, aligned. A power of two and a multiple of the page size.
+/// Number of bytes copied per fault, aligned, unless the pages are larger. A power of two.
 const FAULT_CHUNK: u64 = 64 << 10;
 
-/// Number of bytes copied in the background between two checks for faults.
+/// Number of bytes copied in the background between two checks for faults, unless the pages are
+/// larger.
 const AHEAD_CHUNK: u64 = 64 << 10;
 
 /// Milliseconds without a fault after which background copying starts: while the guest faults in
 /// its working set, it has the processor and the disk to itself.
 const QUIET: libc::c_int = 2;
-
-const PAGE: u64 = 4096;
 
 /// Lazy restore could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -49,10 +58,33 @@ pub enum LazyError {
     Userfaultfd(#[source] io::Error),
     /// A region cannot be loaded lazily.
     #[error(
-        "RAM at {guest:#x} cannot be restored on demand (huge pages cannot): \
+        "RAM at {guest:#x} cannot be restored on demand (a file on a disk cannot): \
          use memory_restore_mode=Copy"
     )]
     Register {
+        /// Guest-physical address.
+        guest: u64,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Memory that is populated at the start would never be loaded.
+    #[error(
+        "memory with prefault=on cannot be restored on demand: \
+         use memory_restore_mode=Copy, or switch prefault off"
+    )]
+    Prefault,
+    /// The guest's memory is a private view of a file that may have contents.
+    #[error(
+        "RAM at {guest:#x} is backed by a file with shared=off, so it cannot be restored on demand: \
+         use memory_restore_mode=Copy"
+    )]
+    PrivateFile {
+        /// Guest-physical address.
+        guest: u64,
+    },
+    /// What a memory file contained before could not be discarded.
+    #[error("cannot discard the earlier contents of the file behind the RAM at {guest:#x}")]
+    Discard {
         /// Guest-physical address.
         guest: u64,
         /// The cause.
@@ -64,6 +96,56 @@ pub enum LazyError {
     /// The thread could not be started.
     #[error("cannot start the thread that brings memory in")]
     Thread(#[source] io::Error),
+}
+
+/// Guest memory that cannot be loaded any more: the guest is lost.
+#[derive(Debug, thiserror::Error)]
+pub enum MemoryLost {
+    /// Data could not be copied from the file.
+    #[error(
+        "{len} bytes of the guest's memory cannot be copied from offset {offset} of the snapshot's \
+         memory"
+    )]
+    Copy {
+        /// Length in bytes.
+        len: u64,
+        /// Offset in the file, in bytes.
+        offset: u64,
+        /// The cause.
+        source: io::Error,
+    },
+    /// Memory without data could not be filled in.
+    #[error("{len} bytes of zeroes cannot be given to the guest")]
+    Zero {
+        /// Length in bytes.
+        len: u64,
+        /// The cause.
+        source: io::Error,
+    },
+    /// The file was shortened during the restore.
+    #[error("the snapshot's memory was truncated to {found} of {expected} bytes")]
+    Truncated {
+        /// Its length in bytes.
+        found: u64,
+        /// The length it had, in bytes.
+        expected: u64,
+    },
+    /// The file does not answer.
+    #[error("the snapshot's memory cannot be examined")]
+    Examine(#[source] io::Error),
+    /// Faults of the guest can no longer be received.
+    #[error("cannot wait for page faults")]
+    Wait(#[source] io::Error),
+}
+
+/// What happens when guest memory is lost.
+pub struct OnLoss {
+    /// Tells the control loop, which ends the VM.
+    pub report: Box<dyn Fn(MemoryLost) + Send>,
+    /// How long the control loop may take.
+    pub patience: Duration,
+    /// Ends the process if the control loop has not done so by then.
+    pub end: fn(),
 }
 
 /// The transfer in progress. Dropping it ends the thread, and memory that has not been loaded is
@@ -80,6 +162,7 @@ impl LazyRestore {
         ram: &Ram,
         ranges: &[MemoryRange],
         spawner: &dyn ThreadSpawner,
+        on_loss: OnLoss,
     ) -> Result<Self, LazyError> {
         let io_error = |action, source| {
             LazyError::File(MemoryFileError::Io {
@@ -88,13 +171,25 @@ impl LazyRestore {
                 source,
             })
         };
-        let file = File::open(path).map_err(|source| io_error("open", source))?;
+        let file = regular_file::open(path, Links::Refuse);
+        let file = file.map_err(|source| io_error("open", source))?;
         let pairs = memory_file::matching(&file, path, ram, ranges)?;
         let uffd = Userfaultfd::open().map_err(LazyError::Userfaultfd)?;
-        let source = view(&file).map_err(|source| io_error("map", source))?;
+        // What was checked, not what the file has by now.
+        let end = pairs.iter().map(|(_, range)| range.bytes().end).max();
+        let source = view(&file, end.unwrap_or(0)).map_err(|source| io_error("map", source))?;
+        let largest = pairs.iter().map(|(region, _)| region.mapping.page_size());
+        let zeroes = zeroes(largest.max().unwrap_or(0)).map_err(LazyError::Thread)?;
         let mut areas = Vec::new();
         for (region, range) in pairs {
             let start = region.mapping.address() as u64;
+            // Pages that are there already are never loaded.
+            let guest = range.guest;
+            match region.mapping.discard_contents() {
+                Ok(true) => {}
+                Ok(false) => return Err(LazyError::PrivateFile { guest }),
+                Err(source) => return Err(LazyError::Discard { guest, source }),
+            }
             uffd.register(start, range.len)
                 .map_err(|source| LazyError::Register {
                     guest: range.guest,
@@ -103,6 +198,7 @@ impl LazyRestore {
             areas.push(Area {
                 start,
                 len: range.len,
+                page: region.mapping.page_size(),
                 offset: range.offset,
                 // Finding the holes takes longer than everything else, so the guest starts first.
                 extents: std::iter::once(0..range.len).collect(),
@@ -114,6 +210,7 @@ impl LazyRestore {
             uffd,
             file,
             source,
+            zeroes,
             areas,
             stop: stop.try_clone().map_err(LazyError::Thread)?,
             waiting: VecDeque::new(),
@@ -123,7 +220,7 @@ impl LazyRestore {
             .spawn(
                 ThreadRole::PageFault,
                 "_pagefault",
-                Box::new(move || transfer.run()),
+                Box::new(move || transfer.run(&on_loss)),
             )
             .map_err(LazyError::Thread)?;
         Ok(Self {
@@ -156,6 +253,8 @@ struct Area {
     /// Host virtual address.
     start: u64,
     len: u64,
+    /// Size of its pages in bytes; `start` and `len` are multiples of it.
+    page: u64,
     /// Offset in the file.
     offset: u64,
     /// Ranges of data within the region, ascending, in whole pages. They may contain holes unless
@@ -166,8 +265,12 @@ struct Area {
 
 impl Area {
     /// Drops the data in `gone` (offsets within the region), because the guest has given the memory
-    /// back.
+    /// back. Only whole pages are discarded.
     fn forget(&mut self, gone: &Range<u64>) {
+        let gone = gone.start.next_multiple_of(self.page)..gone.end / self.page * self.page;
+        if gone.is_empty() {
+            return;
+        }
         let extents = std::mem::take(&mut self.extents);
         for extent in extents {
             let before = extent.start..extent.end.min(gone.start);
@@ -180,19 +283,20 @@ impl Area {
     /// Excludes the holes in the file.
     fn examine(&mut self, file: &File) -> io::Result<()> {
         self.examined = true;
-        let mut data = Vec::new();
+        let mut data: Vec<Range<u64>> = Vec::new();
         for extent in &self.extents {
             let range = self.offset + extent.start..self.offset + extent.end;
             // Rounds to whole pages; the file has holes in multiples of its block size.
-            data.extend(
-                memory_file::data_extents(file, range)?
-                    .into_iter()
-                    .map(|part| {
-                        let low = (part.start - self.offset) / PAGE * PAGE;
-                        let high = (part.end - self.offset).next_multiple_of(PAGE);
-                        low.max(extent.start)..high.min(extent.end)
-                    }),
-            );
+            for part in memory_file::data_extents(file, range)? {
+                let low = (part.start - self.offset) / self.page * self.page;
+                let high = (part.end - self.offset).next_multiple_of(self.page);
+                let part = low.max(extent.start)..high.min(extent.end);
+                match data.last_mut() {
+                    // Two pieces of data in one huge page.
+                    Some(last) if part.start <= last.end => last.end = last.end.max(part.end),
+                    _ => data.push(part),
+                }
+            }
         }
         self.extents = data;
         Ok(())
@@ -206,10 +310,14 @@ impl Area {
         // Page by page, because to find the end of the data a file system searches through all of
         // it.
         let mut end = at;
-        while end < limit && memory_file::is_data(file, self.offset + end)? {
-            end = limit.min(end + PAGE);
+        while end < limit {
+            let page = self.offset + end..self.offset + end + self.page;
+            if !memory_file::has_data(file, page)? {
+                break;
+            }
+            end += self.page;
         }
-        Ok(end)
+        Ok(end.min(limit))
     }
 
     /// The first range of data at or after an offset.
@@ -223,7 +331,10 @@ impl Area {
 struct Transfer {
     uffd: Userfaultfd,
     file: File,
+    /// The file up to the end of the last area, as checked.
     source: Mapping,
+    /// Zeroes for the largest page.
+    zeroes: Mapping,
     areas: Vec<Area>,
     stop: EventFd,
     /// Addresses of faults that have not been served yet.
@@ -233,41 +344,70 @@ struct Transfer {
 }
 
 impl Transfer {
-    fn run(mut self) {
+    fn run(mut self, on_loss: &OnLoss) {
+        match self.transfer() {
+            Ok(Ended::Stopped) => {}
+            Ok(Ended::Complete) => {
+                for area in &self.areas {
+                    if let Err(error) = self.uffd.unregister(area.start, area.len) {
+                        log::error!("memory stays registered with userfaultfd: {error}");
+                    }
+                }
+                log::info!("all of the snapshot's memory has been brought in");
+            }
+            Err(lost) => self.end(lost, on_loss),
+        }
+    }
+
+    /// Loads memory until all of it is there.
+    fn transfer(&mut self) -> Result<Ended, MemoryLost> {
         let mut quiet = QUIET;
         loop {
             let timeout = if self.waiting.is_empty() { quiet } else { 0 };
-            match self.look(timeout) {
-                Ok(Wake::Stop) => return,
-                Ok(Wake::Event(Event::Fault(address))) => {
+            match self.look(timeout).map_err(MemoryLost::Wait)? {
+                Wake::Stop => return Ok(Ended::Stopped),
+                Wake::Event(Event::Fault(address)) => {
                     self.waiting.push_back(address);
                     quiet = QUIET;
                 }
-                Ok(Wake::Event(Event::Removed(range))) => self.forget(&range),
-                Ok(Wake::Nothing) if self.waiting.is_empty() => {
-                    if !self.copy_ahead() {
-                        break;
+                Wake::Event(Event::Removed(range)) => self.forget(&range),
+                Wake::Nothing if self.waiting.is_empty() => {
+                    if !self.copy_ahead()? {
+                        return Ok(Ended::Complete);
                     }
                     quiet = 0;
                 }
-                Ok(Wake::Nothing) => {}
-                Err(error) => {
-                    log::error!("cannot wait for page faults: {error}; the guest will hang");
-                    return;
-                }
+                Wake::Nothing => {}
             }
             if let Some(address) = self.waiting.pop_front()
-                && self.serve(address) == Copied::NotNow
+                && self.serve(address)? == Copied::NotNow
             {
                 self.waiting.push_back(address);
             }
         }
-        for area in &self.areas {
-            if let Err(error) = self.uffd.unregister(area.start, area.len) {
-                log::error!("memory stays registered with userfaultfd: {error}");
+    }
+
+    /// Has the VM ended. Until the process is gone, `self` keeps userfaultfd open: if it were
+    /// closed, the kernel would fill in zeroes.
+    fn end(&self, lost: MemoryLost, on_loss: &OnLoss) {
+        log::error!("the guest is lost: {}", Chain(&lost));
+        (on_loss.report)(lost);
+        let deadline = Instant::now() + on_loss.patience;
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            let mut stop = [libc::pollfd {
+                fd: self.stop.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            }];
+            let polled = base::poll::poll(&mut stop, Some(left));
+            if stop[0].revents != 0 {
+                return;
+            }
+            if left.is_zero() || polled.is_err() {
+                return (on_loss.end)();
             }
         }
-        log::info!("all of the snapshot's memory has been brought in");
     }
 
     /// Waits for an event for up to `timeout` milliseconds.
@@ -315,85 +455,137 @@ impl Transfer {
     }
 
     /// Loads the memory around a faulting address.
-    fn serve(&self, address: u64) -> Copied {
+    fn serve(&self, address: u64) -> Result<Copied, MemoryLost> {
         let Some(area) = self
             .areas
             .iter()
             .find(|area| (area.start..area.start + area.len).contains(&address))
         else {
-            return Copied::Done;
+            return Ok(Copied::Done);
         };
-        let at = (address - area.start) / PAGE * PAGE;
+        let page = area.page;
+        let at = (address - area.start) / page * page;
         let data = area.data_from(at).filter(|data| data.start == at);
-        let end = data.map_or(at, |data| {
-            let limit = ((at / FAULT_CHUNK + 1) * FAULT_CHUNK).min(data.end);
-            // Copying zeroes is as correct as leaving a hole.
-            area.data_until(&self.file, at, limit).unwrap_or(limit)
-        });
+        let end = match data {
+            None => at,
+            Some(data) => {
+                let chunk = FAULT_CHUNK.max(page);
+                let limit = ((at / chunk + 1) * chunk).min(data.end);
+                // Copying zeroes is as correct as leaving a hole.
+                let end = area.data_until(&self.file, at, limit).unwrap_or(limit);
+                if end == at {
+                    self.check_length()?;
+                }
+                end
+            }
+        };
         if end > at {
             // The faulting page is copied first.
-            let copied = self.copy(area, at..at + PAGE);
+            let copied = self.copy(area, at..at + page)?;
             if copied == Copied::Done {
-                self.copy(area, at + PAGE..end);
+                self.copy(area, at + page..end)?;
             }
-            return copied;
+            return Ok(copied);
         }
-        match self.uffd.zero(area.start + at, PAGE) {
-            Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => Copied::NotNow,
-            Err(error) => {
-                log::error!("cannot fill in a page of zeroes: {error}");
-                Copied::Done
+        let start = area.start + at;
+        let zeroed = if page > 4096 {
+            // The kernel has no huge page of zeroes for hugetlbfs. `zeroes` has the length of the
+            // largest page.
+            self.uffd.copy(start, self.zeroes.start() as u64, page)
+        } else {
+            self.uffd.zero(start, page).map(|()| page)
+        };
+        match zeroed.map_err(|error| (error.raw_os_error(), error)) {
+            Ok(_) => Ok(Copied::Done),
+            Err((Some(libc::EAGAIN), _)) => Ok(Copied::NotNow),
+            Err((Some(libc::EEXIST), _)) => {
+                self.uffd.wake(start, page);
+                Ok(Copied::Done)
             }
-            Ok(()) => Copied::Done,
+            Err((_, source)) => Err(MemoryLost::Zero { len: page, source }),
         }
     }
 
     /// Copies some data that has not been requested yet; returns false if there is nothing left.
-    fn copy_ahead(&mut self) -> bool {
+    fn copy_ahead(&mut self) -> Result<bool, MemoryLost> {
         let (index, offset) = self.ahead;
         let Some(area) = self.areas.get_mut(index) else {
-            return false;
+            return Ok(false);
         };
         if !area.examined {
             if let Err(error) = area.examine(&self.file) {
                 log::warn!("cannot find the holes in the snapshot, copying them: {error}");
             }
-            return true;
+            self.check_length()?;
+            return Ok(true);
         }
         let area = &self.areas[index];
         match area.data_from(offset) {
             None => self.ahead = (index + 1, 0),
             Some(data) => {
-                let end = data.end.min(data.start + AHEAD_CHUNK);
-                if self.copy(area, data.start..end) == Copied::Done {
+                let end = data.end.min(data.start + AHEAD_CHUNK.max(area.page));
+                if self.copy(area, data.start..end)? == Copied::Done {
                     self.ahead = (index, end);
                 }
             }
         }
-        true
+        Ok(true)
+    }
+
+    /// Checks that a hole found just now was not the end of a file that has been truncated.
+    fn check_length(&self) -> Result<(), MemoryLost> {
+        let found = self.file.metadata().map_err(MemoryLost::Examine)?.len();
+        let end = self.areas.iter().map(|area| area.offset + area.len).max();
+        match end {
+            Some(expected) if found < expected => Err(MemoryLost::Truncated { found, expected }),
+            _ => Ok(()),
+        }
     }
 
     /// Copies `range` of an area, skipping pages that are already present.
-    fn copy(&self, area: &Area, mut range: Range<u64>) -> Copied {
+    fn copy(&self, area: &Area, mut range: Range<u64>) -> Result<Copied, MemoryLost> {
         while !range.is_empty() {
-            let source = self.source.start() as u64 + area.offset + range.start;
+            let len = range.end - range.start;
+            let offset = area.offset + range.start;
+            let failed = |source| MemoryLost::Copy {
+                len,
+                offset,
+                source,
+            };
+            // What lies behind the file in this process is not the guest's.
+            if offset.saturating_add(len) > self.source.len() as u64 {
+                return Err(failed(io::ErrorKind::UnexpectedEof.into()));
+            }
+            let start = area.start + range.start;
+            // Cannot overflow: within the mapping.
             match self
                 .uffd
-                .copy(area.start + range.start, source, range.end - range.start)
+                .copy(start, self.source.start() as u64 + offset, len)
             {
                 Ok(copied) => range.start += copied,
-                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => range.start += PAGE,
-                // Memory is being given back, so its event must be read first.
-                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => return Copied::NotNow,
-                Err(error) => {
-                    // The snapshot was truncated meanwhile, so the correct data no longer exists.
-                    log::error!("guest memory is lost, cannot copy from the snapshot: {error}");
-                    break;
+                Err(error) if error.raw_os_error() == Some(libc::EEXIST) => {
+                    // Who waits for a page that came by another way has not been woken.
+                    self.uffd.wake(start, area.page);
+                    range.start += area.page;
                 }
+                // Memory is being given back, so its event must be read first.
+                Err(error) if error.raw_os_error() == Some(libc::EAGAIN) => {
+                    return Ok(Copied::NotNow);
+                }
+                // The snapshot was truncated meanwhile, or its storage fails.
+                Err(error) => return Err(failed(error)),
             }
         }
-        Copied::Done
+        Ok(Copied::Done)
     }
+}
+
+/// Why the transfer has ended.
+enum Ended {
+    /// All memory is there.
+    Complete,
+    /// The machine is dropped.
+    Stopped,
 }
 
 /// Result of a copy.
@@ -419,10 +611,17 @@ enum Event {
     Removed(Range<u64>),
 }
 
-/// Maps a whole file read-only. The mapping of an empty file has one page, which is never read.
-fn view(file: &File) -> io::Result<Mapping> {
-    let len = usize::try_from(file.metadata()?.len()).map_err(io::Error::other)?;
+/// Maps the first `len` bytes of a file read-only. Without any, the mapping has one page, which is
+/// never read.
+fn view(file: &File, len: u64) -> io::Result<Mapping> {
+    let len = usize::try_from(len).map_err(io::Error::other)?;
     Mapping::private(file, 0, len.max(1), Access::Read)
+}
+
+/// Zeroes in the length of a page. They take no memory.
+fn zeroes(page: u64) -> io::Result<Mapping> {
+    let len = usize::try_from(page).map_err(io::Error::other)?;
+    Mapping::anonymous(len.max(1), Access::Read)
 }
 
 /// `include/uapi/linux/userfaultfd.h`.
@@ -435,6 +634,7 @@ mod uapi {
     pub const UFFDIO_API: libc::c_ulong = 0xc018_aa3f;
     pub const UFFDIO_REGISTER: libc::c_ulong = 0xc020_aa00;
     pub const UFFDIO_UNREGISTER: libc::c_ulong = 0x8010_aa01;
+    pub const UFFDIO_WAKE: libc::c_ulong = 0x8010_aa02;
     pub const UFFDIO_COPY: libc::c_ulong = 0xc028_aa03;
     pub const UFFDIO_ZEROPAGE: libc::c_ulong = 0xc020_aa04;
     /// On `/dev/userfaultfd`.
@@ -590,30 +790,45 @@ impl Userfaultfd {
         }
     }
 
+    /// Fills missing pages with zeroes and wakes the threads that wait for them.
     fn zero(&self, start: u64, len: u64) -> io::Result<()> {
         let range = uapi::Range { start, len };
         let mut zero = uapi::Zero {
             range,
             ..Default::default()
         };
-        match self.ioctl(uapi::UFFDIO_ZEROPAGE, &mut zero) {
-            Err(error) if error.raw_os_error() != Some(libc::EEXIST) => Err(error),
-            _ => Ok(()),
+        self.ioctl(uapi::UFFDIO_ZEROPAGE, &mut zero)
+    }
+
+    /// Wakes the threads that wait for a page in this range; if it is still missing, they wait again.
+    fn wake(&self, start: u64, len: u64) {
+        if let Err(error) = self.ioctl(uapi::UFFDIO_WAKE, &mut uapi::Range { start, len }) {
+            log::warn!("threads that wait for memory are not woken: {error}");
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::FileExt, thread};
+    use std::{
+        os::unix::fs::FileExt,
+        sync::mpsc::{self, Receiver},
+        thread,
+    };
 
     use super::*;
+
+    const PAGE: u64 = 4096;
+    const HUGE: u64 = 2 << 20;
+    /// Nothing takes this long unless it hangs.
+    const HANG: Duration = Duration::from_secs(60);
 
     #[test]
     fn what_is_given_back_is_cut_out_of_the_data() {
         let mut area = Area {
             start: 0,
             len: 0x10000,
+            page: PAGE,
             offset: 0,
             extents: vec![0..0x4000, 0x6000..0x8000],
             examined: true,
@@ -635,6 +850,7 @@ mod tests {
         let mut area = Area {
             start: 0,
             len: 0x1e000,
+            page: PAGE,
             offset: 0x2000,
             extents: std::iter::once(0..0x1e000).collect(),
             examined: false,
@@ -649,14 +865,19 @@ mod tests {
 
     /// A transfer of `pages` pages of ones into fresh memory, shared or private.
     fn transfer(pages: u64, shared: bool) -> (Transfer, *mut u8) {
-        let file = tempfile::tempfile().unwrap();
-        let len = pages * PAGE;
-        file.write_all_at(&vec![1; len as usize], 0).unwrap();
         let kind = if shared {
             libc::MAP_SHARED
         } else {
             libc::MAP_PRIVATE
         };
+        transfer_to(pages, PAGE, kind).unwrap()
+    }
+
+    /// A transfer of ones into fresh memory of pages of this size; `None` if the host has none.
+    fn transfer_to(pages: u64, page: u64, kind: libc::c_int) -> Option<(Transfer, *mut u8)> {
+        let file = tempfile::tempfile().unwrap();
+        let len = pages * page;
+        file.write_all_at(&vec![1; len as usize], 0).unwrap();
         // SAFETY: new memory at an address that the kernel picks; it is never unmapped.
         let memory = unsafe {
             libc::mmap(
@@ -668,16 +889,20 @@ mod tests {
                 0,
             )
         };
-        assert_ne!(memory, libc::MAP_FAILED);
+        if memory == libc::MAP_FAILED {
+            return None;
+        }
         let uffd = Userfaultfd::open().unwrap();
         uffd.register(memory as u64, len).unwrap();
         let transfer = Transfer {
             uffd,
-            source: view(&file).unwrap(),
+            source: view(&file, len).unwrap(),
+            zeroes: zeroes(page).unwrap(),
             file,
             areas: vec![Area {
                 start: memory as u64,
                 len,
+                page,
                 offset: 0,
                 extents: std::iter::once(0..len).collect(),
                 examined: false,
@@ -686,7 +911,30 @@ mod tests {
             waiting: VecDeque::new(),
             ahead: (0, 0),
         };
-        (transfer, memory.cast())
+        Some((transfer, memory.cast()))
+    }
+
+    /// Lets a transfer run; the receivers hear of lost memory and of the process's end.
+    fn run(transfer: Transfer) -> (thread::JoinHandle<()>, Receiver<MemoryLost>) {
+        let (sender, lost) = mpsc::channel();
+        let on_loss = OnLoss {
+            report: Box::new(move |error| sender.send(error).unwrap()),
+            patience: HANG,
+            end: || {},
+        };
+        (thread::spawn(move || transfer.run(&on_loss)), lost)
+    }
+
+    /// Reads the byte at an address on another thread, which may wait for ever.
+    fn read(address: u64) -> Receiver<u8> {
+        let (sender, byte) = mpsc::channel();
+        thread::spawn(move || {
+            // SAFETY: memory that `transfer` made, which is never unmapped.
+            let byte = unsafe { (address as *const u8).read_volatile() };
+            // Nobody listens if the test has ended.
+            let _ = sender.send(byte);
+        });
+        byte
     }
 
     #[test]
@@ -698,7 +946,7 @@ mod tests {
                 // SAFETY: within the memory that `transfer` made.
                 unsafe { memory.add((page * PAGE) as usize) }
             };
-            let thread = thread::spawn(move || transfer.run());
+            let (thread, _lost) = run(transfer);
             // SAFETY: reads what the transfer brings in.
             assert_eq!(unsafe { at(0).read_volatile() }, 1);
             // Gives back every second page while others are being copied.
@@ -714,5 +962,139 @@ mod tests {
                 assert_eq!(u64::from(byte), 1 - page % 2, "page {page}");
             }
         }
+    }
+
+    #[test]
+    fn huge_pages_are_loaded_whole() {
+        for kind in [libc::MAP_PRIVATE, libc::MAP_SHARED] {
+            let Some((transfer, memory)) = transfer_to(4, HUGE, kind | libc::MAP_HUGETLB) else {
+                eprintln!("skipped: no 4 free huge pages (/proc/sys/vm/nr_hugepages)");
+                return;
+            };
+            let hole = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+            // The second page begins with a hole, and the third is one.
+            for (from, len) in [(HUGE, PAGE), (2 * HUGE, HUGE)] {
+                // SAFETY: a system call without pointers.
+                let punched = unsafe {
+                    libc::fallocate(transfer.file.as_raw_fd(), hole, from as i64, len as i64)
+                };
+                assert_eq!(punched, 0);
+            }
+            let (thread, lost) = run(transfer);
+            let at = |offset: u64| read(memory as u64 + offset).recv_timeout(HANG);
+            for (offset, byte) in [
+                (3 * HUGE + 5 * PAGE, 1),
+                (2 * HUGE + 3, 0),
+                (HUGE, 0),
+                (2 * HUGE - 1, 1),
+                (0, 1),
+            ] {
+                assert_eq!(at(offset), Ok(byte), "{offset:#x}");
+            }
+            thread.join().unwrap();
+            assert!(lost.try_recv().is_err());
+            // SAFETY: the memory that `transfer_to` made; nobody uses it any more.
+            unsafe { libc::munmap(memory.cast(), 4 * HUGE as usize) };
+        }
+    }
+
+    #[test]
+    fn pieces_of_data_in_one_huge_page_are_one() {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4 * HUGE).unwrap();
+        for at in [HUGE + PAGE, HUGE + 64 * PAGE, 2 * HUGE - 1] {
+            file.write_all_at(&[1], at).unwrap();
+        }
+        let mut area = Area {
+            start: 0,
+            len: 4 * HUGE,
+            page: HUGE,
+            offset: 0,
+            extents: std::iter::once(0..4 * HUGE).collect(),
+            examined: false,
+        };
+        assert_eq!(area.data_until(&file, 0, 4 * HUGE).unwrap(), 0);
+        assert_eq!(area.data_until(&file, HUGE, 4 * HUGE).unwrap(), 2 * HUGE);
+        area.examine(&file).unwrap();
+        let whole = (Some(HUGE..2 * HUGE), 1);
+        assert_eq!((area.data_from(0), area.extents.len()), whole);
+        // A part of a huge page stays.
+        area.forget(&(HUGE + PAGE..2 * HUGE));
+        assert_eq!((area.data_from(0), area.extents.len()), whole);
+    }
+
+    #[test]
+    fn nothing_behind_the_file_is_copied() {
+        let (mut transfer, memory) = transfer(2, false);
+        let neighbour = Mapping::anonymous(2 * PAGE as usize, Access::ReadWrite).unwrap();
+        // SAFETY: within the mapping.
+        unsafe {
+            let second = neighbour.start().add(PAGE as usize);
+            second.write_bytes(0xaa, PAGE as usize);
+        }
+        // As if only one page had been mapped.
+        let mut source = Mapping::private(&transfer.file, 0, PAGE as usize, Access::Read).unwrap();
+        // SAFETY: the first page of `neighbour`, which is not used or dropped any more.
+        unsafe { source.move_to(neighbour.start() as usize) }.unwrap();
+        std::mem::forget(neighbour);
+        transfer.source = source;
+        let lost = transfer.serve(memory as u64 + PAGE).unwrap_err();
+        assert!(
+            matches!(lost, MemoryLost::Copy { offset: PAGE, .. }),
+            "{lost}"
+        );
+        // The page is still missing.
+        transfer.uffd.zero(memory as u64 + PAGE, PAGE).unwrap();
+    }
+
+    #[test]
+    fn a_page_that_cannot_be_read_ends_the_vm_and_is_no_zeroes() {
+        for examined in [true, false] {
+            let (mut transfer, memory) = transfer(4, false);
+            transfer.areas[0].examined = examined;
+            transfer.file.set_len(PAGE).unwrap();
+            let (sender, report) = mpsc::channel();
+            static END: std::sync::Mutex<Option<mpsc::Sender<()>>> = std::sync::Mutex::new(None);
+            let (ended, end) = mpsc::channel();
+            *END.lock().unwrap() = Some(ended);
+            let on_loss = OnLoss {
+                report: Box::new(move |error| sender.send(error).unwrap()),
+                patience: Duration::ZERO,
+                end: || {
+                    END.lock().unwrap().take().unwrap().send(()).unwrap();
+                    // As the process's end does: it takes the thread along, not its descriptors.
+                    loop {
+                        thread::park();
+                    }
+                },
+            };
+            let byte = read(memory as u64 + 2 * PAGE);
+            thread::spawn(move || transfer.run(&on_loss));
+            let lost = report.recv_timeout(HANG).unwrap();
+            match lost {
+                MemoryLost::Copy { .. } => assert!(examined),
+                MemoryLost::Truncated { found, expected } => {
+                    assert_eq!((found, expected), (PAGE, 4 * PAGE));
+                }
+                other => panic!("{other}"),
+            }
+            // The control loop does nothing about it, because it waits for the page itself.
+            end.recv_timeout(HANG).unwrap();
+            assert!(byte.try_recv().is_err(), "there is a page that was lost");
+        }
+    }
+
+    #[test]
+    fn a_lost_page_waits_for_the_vm_to_end() {
+        let (mut transfer, memory) = transfer(4, false);
+        transfer.areas[0].examined = true;
+        transfer.file.set_len(PAGE).unwrap();
+        let stop = transfer.stop.try_clone().unwrap();
+        let byte = read(memory as u64 + 2 * PAGE);
+        let (thread, lost) = run(transfer);
+        lost.recv_timeout(HANG).unwrap();
+        assert!(byte.try_recv().is_err());
+        stop.write(1).unwrap();
+        thread.join().unwrap();
     }
 }

@@ -7,6 +7,7 @@
 use std::{
     fs::{File, TryLockError},
     io,
+    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
@@ -49,7 +50,13 @@ impl DirectoryLock {
         directory: &Path,
         lock: fn(&File) -> Result<(), TryLockError>,
     ) -> Result<Self, LockError> {
-        let file = File::open(directory).map_err(|source| LockError::Open {
+        // Opening a FIFO would wait for a writer.
+        let mut options = File::options();
+        let opened = options
+            .read(true)
+            .custom_flags(libc::O_DIRECTORY | libc::O_NONBLOCK)
+            .open(directory);
+        let file = opened.map_err(|source| LockError::Open {
             path: directory.to_owned(),
             source,
         })?;
@@ -91,6 +98,19 @@ mod tests {
         ));
         drop(readers);
         DirectoryLock::exclusive(dir.path()).unwrap();
+    }
+
+    #[test]
+    fn what_is_no_directory_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("fifo");
+        let name = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
+        // SAFETY: a terminated string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        for path in [&*fifo, Path::new("/dev/zero")] {
+            let error = DirectoryLock::shared(path).unwrap_err();
+            assert!(matches!(error, LockError::Open { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::regular_file::{self, Links};
 use serde::{Deserialize, Serialize};
 
 use super::writing::Writing;
@@ -39,7 +40,7 @@ pub struct MemoryRange {
 
 impl MemoryRange {
     /// Its byte range in the file.
-    fn bytes(&self) -> Range<u64> {
+    pub(super) fn bytes(&self) -> Range<u64> {
         self.offset..self.offset + self.len
     }
 }
@@ -54,6 +55,14 @@ pub enum MemoryFileError {
         action: &'static str,
         /// The file.
         path: PathBuf,
+        /// The cause.
+        source: io::Error,
+    },
+    /// What the file behind RAM contained before could not be discarded.
+    #[error("cannot discard the earlier contents of the file behind the RAM at {guest:#x}")]
+    Discard {
+        /// Guest-physical address.
+        guest: u64,
         /// The cause.
         source: io::Error,
     },
@@ -273,6 +282,13 @@ pub fn matching<'a>(
         }
         pairs.push((region, range.clone()));
     }
+    // As many as there are regions, each of which has one.
+    if let Some(range) = ranges.get(ram.regions().len()) {
+        return Err(MemoryFileError::Mismatch {
+            guest: range.guest,
+            len: range.len,
+        });
+    }
     if let Some(region) = ram
         .regions()
         .iter()
@@ -296,8 +312,12 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
             source,
         }
     };
-    let file = File::open(path).map_err(failed("open"))?;
+    let file = regular_file::open(path, Links::Refuse).map_err(failed("open"))?;
     for (region, range) in matching(&file, path, ram, ranges)? {
+        clear(region).map_err(|source| MemoryFileError::Discard {
+            guest: range.guest,
+            source,
+        })?;
         for extent in data_extents(&file, range.bytes()).map_err(failed("examine"))? {
             // Within the region: `data_extents` stays within the range, and both have the same
             // length.
@@ -310,6 +330,26 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
             file.read_exact_at(target, extent.start)
                 .map_err(failed("read"))?;
         }
+    }
+    Ok(())
+}
+
+/// Makes a region read as zeroes.
+fn clear(region: &Region) -> io::Result<()> {
+    let mapping = &region.mapping;
+    if mapping.discard_contents()? {
+        return Ok(());
+    }
+    let Some(file) = mapping.file() else {
+        return Ok(());
+    };
+    let len = mapping.size() as u64;
+    for extent in data_extents(file, mapping.offset()..mapping.offset() + len)? {
+        let start = (extent.start - mapping.offset()) as usize;
+        let len = (extent.end - extent.start) as usize;
+        // SAFETY: within the mapping, because the extent is within its range of the file; nothing
+        // else accesses it yet.
+        unsafe { mapping.address().add(start).write_bytes(0, len) };
     }
     Ok(())
 }
@@ -329,9 +369,9 @@ pub fn data_extents(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>
     Ok(extents)
 }
 
-/// Whether there is data, not a hole, at an offset of the file.
-pub fn is_data(file: &File, at: u64) -> io::Result<bool> {
-    Ok(seek(file, at, libc::SEEK_DATA)? == Some(at))
+/// Whether there is data, not only holes, in a range of the file.
+pub fn has_data(file: &File, range: Range<u64>) -> io::Result<bool> {
+    Ok(seek(file, range.start, libc::SEEK_DATA)?.is_some_and(|at| at < range.end))
 }
 
 fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {

@@ -3,8 +3,9 @@
 //! The file consists of two lines of JSON: a header and the state. Damaged, truncated, foreign and
 //! too new files are told apart before any part of the state is interpreted.
 
-use std::{fs, io, path::Path};
+use std::{io, path::Path};
 
+use base::regular_file::{self, Links};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 /// Identifies the format.
@@ -53,9 +54,6 @@ pub enum StateFileError {
     /// The contents differ from what was written.
     #[error("it is damaged or truncated: the checksum does not match")]
     Damaged,
-    /// Implausibly large.
-    #[error("it has {0} bytes, more than any state has")]
-    TooLarge(u64),
     /// The state does not have the expected form.
     #[error("its contents do not parse")]
     Contents(#[from] serde_json::Error),
@@ -72,11 +70,7 @@ pub fn write(path: &Path, state: &impl Serialize) -> Result<(), StateFileError> 
 
 /// Reads a state from a file.
 pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, StateFileError> {
-    let len = fs::metadata(path)?.len();
-    if len > MAX_BYTES {
-        return Err(StateFileError::TooLarge(len));
-    }
-    decode(&fs::read(path)?)
+    decode(&regular_file::read(path, Links::Refuse, MAX_BYTES)?)
 }
 
 /// Encodes the contents of a state file.
@@ -131,6 +125,17 @@ mod tests {
         let path = dir.path().join("state.json");
         write(&path, &vec![1_u64, 2, 3]).unwrap();
         assert_eq!(read::<Vec<u64>>(&path).unwrap(), [1, 2, 3]);
+    }
+
+    #[test]
+    fn what_is_no_file_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("state.json");
+        let name = std::ffi::CString::new(path.to_str().unwrap()).unwrap();
+        // SAFETY: a terminated string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        let error = read::<serde_json::Value>(&path).unwrap_err();
+        assert!(matches!(error, StateFileError::Io(_)), "{error}");
     }
 
     #[test]

@@ -16,6 +16,7 @@ use crate::config::GpuConfig;
 impl DeviceKind for GpuConfig {
     const NAME: &'static str = "gpu";
     const CALLED: &'static str = "GPU";
+    const SHARES_RAM: bool = true;
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = Options {

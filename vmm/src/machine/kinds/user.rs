@@ -16,6 +16,7 @@ use crate::config::UserDeviceConfig;
 impl DeviceKind for UserDeviceConfig {
     const NAME: &'static str = "vfio_user";
     const CALLED: &'static str = "user device";
+    const SHARES_RAM: bool = true;
 
     fn slot(&self) -> Slot {
         Slot {
