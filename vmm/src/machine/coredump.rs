@@ -16,7 +16,10 @@ use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
 use super::{Machine, error::MachineError};
 use crate::{
     memory::Region,
-    snapshot::{memory_file, writing::Writing},
+    snapshot::{
+        memory_file::{self, Untouched},
+        writing::Writing,
+    },
 };
 
 const PAGE: u64 = 4096;
@@ -35,6 +38,7 @@ pub struct Core {
     path: PathBuf,
     notes: Vec<u8>,
     regions: Vec<Region>,
+    untouched: Untouched,
 }
 
 impl Machine {
@@ -55,6 +59,7 @@ impl Machine {
             path: path.to_owned(),
             notes,
             regions: self.ram.regions().to_vec(),
+            untouched: self.untouched(),
         })
     }
 }
@@ -102,7 +107,7 @@ impl Core {
         let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         let mut offset = memory_at;
         for region in regions {
-            memory_file::write_region(&file, offset, region, writing)?;
+            memory_file::write_memory(&file, offset, &region.mapping, self.untouched, writing)?;
             offset += region.mapping.size() as u64;
         }
         file.set_len(offset)?;

@@ -74,7 +74,7 @@ use crate::{
     config::{AccelServerConfig, CpusConfig, Device, HotplugMethod, VmConfig},
     cpu::{CpuSetup, Cpus},
     memory::{ExtraMemory, Ram, Region, RegionKind},
-    snapshot::lazy::LazyRestore,
+    snapshot::{lazy::LazyRestore, memory_file::Untouched},
 };
 
 /// Exit status of a process whose guest failed and was lost.
@@ -389,6 +389,14 @@ impl Machine {
     /// Whether memory is still being restored on demand.
     fn is_loading(&self) -> bool {
         self.lazy.as_ref().is_some_and(|lazy| !lazy.is_finished())
+    }
+
+    /// What saving the memory may leave out.
+    fn untouched(&self) -> Untouched {
+        match self.is_loading() {
+            true => Untouched::Read,
+            false => Untouched::Skip,
+        }
     }
 
     fn notify(&self, what: Notification) -> Result<(), MachineError> {

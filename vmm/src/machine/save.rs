@@ -26,7 +26,7 @@ use crate::{
         self,
         lazy::{LazyError, LazyRestore, OnLoss},
         lock::DirectoryLock,
-        memory_file::{self, MemoryRange},
+        memory_file::{self, MemoryRange, Untouched},
         staged::Staged,
         state_file,
         writing::Writing,
@@ -95,6 +95,7 @@ pub struct Image {
     state: SavedMachine,
     config: VmConfig,
     regions: Vec<Region>,
+    untouched: Untouched,
 }
 
 impl Image {
@@ -112,7 +113,7 @@ impl Image {
             _alone,
         } = saving;
         let memory = staged.path(snapshot::MEMORY);
-        self.state.memory = memory_file::write(&memory, &self.regions, writing)?;
+        self.state.memory = memory_file::write(&memory, &self.regions, self.untouched, writing)?;
         let config_path = staged.path(snapshot::CONFIG);
         let text = serde_json::to_vec_pretty(&self.config).map_err(io::Error::from);
         text.and_then(|text| {
@@ -143,6 +144,7 @@ impl Machine {
             state: self.state()?,
             config: config.clone(),
             regions: self.ram.regions().to_vec(),
+            untouched: self.untouched(),
         })
     }
 

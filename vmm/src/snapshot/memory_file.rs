@@ -18,7 +18,7 @@ use base::regular_file::{self, Links};
 use serde::{Deserialize, Serialize};
 
 use super::writing::Writing;
-use crate::memory::{Ram, Region};
+use crate::memory::{Mapping, Ram, Region};
 
 /// Granularity of holes in the file, in bytes.
 const CHUNK: usize = 64 << 10;
@@ -86,11 +86,11 @@ pub enum MemoryFileError {
     },
 }
 
-/// The bytes of a region of RAM. The guest and devices must be stopped.
-fn bytes(region: &Region) -> &[u8] {
-    // SAFETY: the mapping has this length and lives as long as the region; nothing writes to it
-    // while the machine is paused, which callers of this module ensure.
-    unsafe { std::slice::from_raw_parts(region.mapping.address(), region.mapping.size()) }
+/// The bytes of RAM. The guest and devices must be stopped.
+fn bytes(mapping: &Mapping) -> &[u8] {
+    // SAFETY: the mapping has this length; nothing writes to it while the machine is paused, which
+    // callers of this module ensure.
+    unsafe { std::slice::from_raw_parts(mapping.address(), mapping.size()) }
 }
 
 /// Saves all RAM, of a paused machine, to a new file and returns the position of each region. An existing file is
@@ -98,6 +98,7 @@ fn bytes(region: &Region) -> &[u8] {
 pub fn write(
     path: &Path,
     regions: &[Region],
+    untouched: Untouched,
     writing: &Writing,
 ) -> Result<Vec<MemoryRange>, MemoryFileError> {
     let failed = |action| {
@@ -112,7 +113,8 @@ pub fn write(
     let mut offset = 0;
     for region in regions {
         let len = region.mapping.size() as u64;
-        write_region(&file, offset, region, writing).map_err(failed("write"))?;
+        let mapping = &region.mapping;
+        write_memory(&file, offset, mapping, untouched, writing).map_err(failed("write"))?;
         ranges.push(MemoryRange {
             guest: region.guest,
             len,
@@ -146,19 +148,57 @@ pub fn total(regions: &[Region]) -> u64 {
     sizes.sum()
 }
 
-/// Writes a region to an open file at `offset`, with holes for zero chunks.
-pub fn write_region(
+/// Whether memory that has never been touched may be left out without looking at it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Untouched {
+    /// It reads as zeroes, but looking at it would allocate it.
+    Skip,
+    /// It may be data that is still being restored on demand.
+    Read,
+}
+
+/// Writes memory to an open file at `offset`, with holes for zero chunks.
+pub fn write_memory(
     file: &File,
     offset: u64,
-    region: &Region,
+    mapping: &Mapping,
+    untouched: Untouched,
     writing: &Writing,
 ) -> io::Result<()> {
+    let bytes = bytes(mapping);
+    let parts = match untouched {
+        Untouched::Skip => touched(mapping),
+        Untouched::Read => None,
+    };
     let mut out = Sparse {
         file,
         offset,
+        fresh: 0..0,
         waits: 0..0,
     };
-    out.write(bytes(region), writing)
+    let mut done = 0;
+    for part in parts.unwrap_or_else(|| std::iter::once(0..bytes.len()).collect()) {
+        writing.advance((part.start - done) as u64)?;
+        done = part.end;
+        out.offset = offset + part.start as u64;
+        out.write(&bytes[part], writing)?;
+    }
+    writing.advance((bytes.len() - done) as u64)
+}
+
+/// The parts of memory that have been allocated; `None` if that cannot be told.
+fn touched(mapping: &Mapping) -> Option<Vec<Range<usize>>> {
+    // hugetlbfs claims that all of a file is data. Private memory is not in the file.
+    if !mapping.is_shared() || mapping.page_size() != 4096 {
+        return None;
+    }
+    let start = mapping.offset();
+    let extents = data_extents(mapping.file()?, start..start + mapping.size() as u64).ok()?;
+    // Within the mapping.
+    let parts = extents
+        .iter()
+        .map(|extent| (extent.start - start) as usize..(extent.end - start) as usize);
+    Some(parts.collect())
 }
 
 /// A part of a file that is written with holes, at the speed of the disk.
@@ -166,7 +206,9 @@ struct Sparse<'a> {
     file: &'a File,
     /// Where the part begins in the file.
     offset: u64,
-    /// The write before, which the disk may have yet to store.
+    /// What was written since the disk was last told to store something.
+    fresh: Range<u64>,
+    /// What the disk was told to store before.
     waits: Range<u64>,
 }
 
@@ -199,8 +241,17 @@ impl Sparse<'_> {
             return Ok(());
         }
         let start = self.offset + run.start as u64;
-        let written = start..start + run.len() as u64;
+        let end = start + run.len() as u64;
         self.file.write_all_at(&bytes[run], start)?;
+        // Many small runs are stored together.
+        if self.fresh.is_empty() {
+            self.fresh.start = start;
+        }
+        self.fresh.end = end;
+        if end - self.fresh.start < MAX_WRITE as u64 {
+            return Ok(());
+        }
+        let written = std::mem::take(&mut self.fresh);
         store(self.file, &written, libc::SYNC_FILE_RANGE_WRITE)?;
         let before = std::mem::replace(&mut self.waits, written);
         store(
@@ -314,7 +365,7 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     };
     let file = regular_file::open(path, Links::Refuse).map_err(failed("open"))?;
     for (region, range) in matching(&file, path, ram, ranges)? {
-        clear(region).map_err(|source| MemoryFileError::Discard {
+        clear(&region.mapping).map_err(|source| MemoryFileError::Discard {
             guest: range.guest,
             source,
         })?;
@@ -334,9 +385,8 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     Ok(())
 }
 
-/// Makes a region read as zeroes.
-fn clear(region: &Region) -> io::Result<()> {
-    let mapping = &region.mapping;
+/// Makes memory read as zeroes.
+fn clear(mapping: &Mapping) -> io::Result<()> {
     if mapping.discard_contents()? {
         return Ok(());
     }
@@ -392,9 +442,10 @@ fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
     use super::*;
+    use crate::memory::Backing;
 
     #[test]
     fn whoever_reads_an_old_snapshot_keeps_it_when_a_new_one_is_written() {
@@ -412,6 +463,53 @@ mod tests {
     }
 
     #[test]
+    fn contents_of_an_earlier_vm_do_not_stay_in_a_memory_file() {
+        for shared in [true, false] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("ram");
+            std::fs::write(&path, vec![9; 2 << 20]).unwrap();
+            let backing = Backing {
+                shared,
+                file: Some(path.clone()),
+                ..Backing::default()
+            };
+            let mapping = Mapping::new(1 << 20, &backing, 1 << 20).unwrap();
+            assert_eq!(bytes(&mapping)[7], 9);
+            clear(&mapping).unwrap();
+            assert!(is_zero(bytes(&mapping)));
+            let file = std::fs::read(&path).unwrap();
+            // The other half is another region's. A private view leaves the file as it is.
+            assert_eq!((file[0], file[1 << 20]), (9, if shared { 0 } else { 9 }));
+        }
+    }
+
+    #[test]
+    fn shared_memory_that_was_never_touched_stays_unallocated() {
+        let backing = Backing {
+            shared: true,
+            ..Backing::default()
+        };
+        let mapping = Mapping::new(64 << 20, &backing, 0).unwrap();
+        for at in [5 << 20, (40 << 20) + 123] {
+            // SAFETY: within the mapping, which nobody else uses.
+            unsafe { mapping.address().add(at).write(7) };
+        }
+        let file = mapping.file().unwrap().clone();
+        let allocated = || file.metadata().unwrap().blocks() * 512;
+        let before = allocated();
+        let out = tempfile::tempfile().unwrap();
+        let writing = Writing::new(64 << 20);
+        write_memory(&out, 4096, &mapping, Untouched::Skip, &writing).unwrap();
+        assert_eq!(writing.bytes(), (64 << 20, 64 << 20));
+        assert_eq!(allocated(), before, "looking at memory has allocated it");
+        out.set_len(4096 + (64 << 20)).unwrap();
+        let mut back = vec![1; 64 << 20];
+        out.read_exact_at(&mut back, 4096).unwrap();
+        assert!(back == bytes(&mapping));
+        assert_eq!(back.iter().filter(|byte| **byte == 7).count(), 2);
+    }
+
+    #[test]
     fn zero_chunks_become_holes_and_the_rest_is_written() {
         let mut bytes = vec![0; 16 * CHUNK + 4096];
         for at in [3 * CHUNK + 17, 4 * CHUNK, 16 * CHUNK + 4095] {
@@ -421,6 +519,7 @@ mod tests {
         let mut out = Sparse {
             file: &file,
             offset: 4096,
+            fresh: 0..0,
             waits: 0..0,
         };
         let writing = Writing::new(bytes.len() as u64);
@@ -449,6 +548,7 @@ mod tests {
         let mut out = Sparse {
             file: &file,
             offset: 0,
+            fresh: 0..0,
             waits: 0..0,
         };
         let writing = Writing::new(2 * CHUNK as u64);
