@@ -420,6 +420,7 @@ fn types() -> BTreeMap<&'static str, Check> {
             "MemoryRestoreMode",
             Samples::check::<api::MemoryRestoreMode>,
         ),
+        ("RestoredClock", Samples::check::<api::RestoredClock>),
         (
             "VmMemoryZoneUpdateData",
             Samples::check::<api::VmMemoryZoneUpdate>,

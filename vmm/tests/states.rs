@@ -7,11 +7,13 @@ use vmm::{
     snapshot::state_file::{OLDEST, VERSION, decode, encode},
 };
 
-/// A machine with a vCPU, a disk, a balloon, vsock and a source of randomness. That of version 3 is
-/// the same without what version 4 has added (the state of a guest's own VMs).
-const RECORDED: [(u32, &[u8]); 2] = [
+/// A machine with a vCPU, a disk, a balloon, vsock and a source of randomness. Each is the same
+/// without what later versions have added (4: the state of a guest's own VMs; 5: the time, and the
+/// place of the generation ID).
+const RECORDED: [(u32, &[u8]); 3] = [
     (3, include_bytes!("data/state-v3.json")),
     (4, include_bytes!("data/state-v4.json")),
+    (5, include_bytes!("data/state-v5.json")),
 ];
 
 #[test]

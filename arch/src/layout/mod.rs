@@ -65,7 +65,9 @@ pub const EBDA_START: u64 = 0x9_fc00;
 /// First ACPI table. Tables are written upward from here.
 pub const ACPI_TABLES_START: u64 = 0xa_0000;
 /// End (exclusive) of the space for ACPI tables.
-pub const ACPI_TABLES_END: u64 = 0xe_0000;
+pub const ACPI_TABLES_END: u64 = 0xd_f000;
+/// The VM generation ID, 16 bytes in a page of its own.
+pub const GENERATION_ID_START: u64 = 0xd_f000;
 /// The ACPI root pointer, in the area that an operating system scans for it.
 pub const RSDP_START: u64 = 0xe_0000;
 /// SMBIOS entry point and structures.

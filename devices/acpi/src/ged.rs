@@ -14,13 +14,19 @@ use device_model::bus::BusDevice;
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::registers::{self, controller};
+use super::{
+    generation,
+    registers::{self, controller},
+};
 
 /// Size of the register in bytes.
 pub const GED_SIZE: u64 = 1;
 
 /// Notification value of a pressed power button (ACPI 6.5, 5.6.6).
 const BUTTON_PRESSED: u8 = 0x80;
+
+/// Notification value of a new generation ID.
+const GENERATION_CHANGED: u8 = 0x80;
 
 bitflags::bitflags! {
     /// Kinds of changes.
@@ -34,6 +40,8 @@ bitflags::bitflags! {
         const PCI = 1 << 2;
         /// The power button `\_SB.PWRB` was pressed.
         const POWER_BUTTON = 1 << 3;
+        /// The machine is a copy of a saved one: `\_SB.VGEN` has another value.
+        const GENERATION = 1 << 4;
     }
 }
 
@@ -116,11 +124,14 @@ impl Aml for GenericEventDevice {
         let scan_pci = aml::MethodCall::new("\\_SB_.PHPR.PSCN".into(), vec![]);
         let button = aml::Path::new("\\_SB_.PWRB");
         let press = aml::Notify::new(&button, &BUTTON_PRESSED);
-        let reactions: [(Notification, &dyn Aml); 4] = [
+        let copied = aml::Path::new(generation::PATH);
+        let reseed = aml::Notify::new(&copied, &GENERATION_CHANGED);
+        let reactions: [(Notification, &dyn Aml); 5] = [
             (Notification::CPU, &scan_cpus),
             (Notification::MEMORY, &scan_memory),
             (Notification::PCI, &scan_pci),
             (Notification::POWER_BUTTON, &press),
+            (Notification::GENERATION, &reseed),
         ];
 
         let what = aml::Local(0);
@@ -250,7 +261,7 @@ mod tests {
         device_b.restore(device_a.save()).unwrap();
         assert_eq!(irq.read().unwrap(), 1);
         assert_eq!(read(&device_b), 0b100);
-        device_b.restore(GedState { pending: 0xf0 }).unwrap();
+        device_b.restore(GedState { pending: 0xe0 }).unwrap();
         assert!(irq.read().is_err());
     }
 }

@@ -14,6 +14,7 @@
 //! | `\_SB.GED`, `\_SB.GEC` | events and their register | [`GenericEventDevice`] |
 //! | `\_SB.PWRB` | power button | [`GenericEventDevice`] |
 //! | `\_SB.CPUS`, `\_SB.PRES` | processors `C000`, `C001` ... (hexadecimal), hot-plug registers | [`CpuHotplug`] |
+//! | `\_SB.VGEN` | VM generation ID | [`GenerationId`] |
 //! | `\_SB.MHPC` | memory slots `M000` to `M007` and their registers | [`MemoryHotplug`] |
 //! | `\_SB.COM1` | serial port | `SerialAml` of crate `legacy` |
 //!
@@ -23,12 +24,14 @@
 
 mod cpu;
 mod ged;
+mod generation;
 mod memory;
 mod power;
 pub mod registers;
 
 pub use cpu::{CpuHotplug, CpuHotplugError, CpuHotplugState, CpuSlot};
 pub use ged::{GED_SIZE, GedState, GenericEventDevice, Notification};
+pub use generation::{GENERATION_ID_SIZE, GenerationId};
 pub use memory::{MEMORY_SLOTS, MemoryHotplug, MemoryHotplugError, MemoryHotplugState, MemorySlot};
 pub use power::{PM_TIMER_HZ, PmTimer, PmTimerState, PowerRegisters};
 

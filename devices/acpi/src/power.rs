@@ -2,7 +2,7 @@
 
 use std::{
     sync::{Mutex, MutexGuard},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use arch::layout::{ACPI_RESET_VALUE, ACPI_SLEEP_TYPE_S5};
@@ -66,6 +66,13 @@ impl BusDevice for PowerRegisters {
 pub struct PmTimerState {
     /// The counter's value.
     pub ticks: u32,
+}
+
+impl PmTimerState {
+    /// Advances the counter as if it had run for this time since it was saved.
+    pub fn advance(&mut self, by: Duration) {
+        self.ticks = self.ticks.wrapping_add(ticks_of(by.as_nanos()));
+    }
 }
 
 /// The power management timer: a 32-bit counter that runs at [`PM_TIMER_HZ`] (4 bytes).
@@ -180,5 +187,9 @@ mod tests {
         assert!((0x4000_0000..0x6000_0000).contains(&u32::from_le_bytes(data)));
         timer.read(4, &mut data);
         assert_eq!(data, [0; 4]);
+        let mut state = PmTimerState { ticks: 7 };
+        state.advance(Duration::from_secs(2));
+        assert_eq!(state.ticks, 7 + 2 * PM_TIMER_HZ);
+        state.advance(Duration::MAX);
     }
 }

@@ -33,6 +33,7 @@ const OTHERS: &[&str] = &[
     "chassis_asset_tag",
     "children",
     "cid",
+    "clock",
     "cmdline",
     "compiler_cache",
     "config",

@@ -37,9 +37,9 @@ pub use migration::{
 };
 pub use model::{
     AccelInSnapshot, AccelSeat, DeviceNode, InProgress, MemoryRestoreMode, MovedAccel, OnFailure,
-    Operation, PciDeviceInfo, RestoreConfig, RestoredAccel, RestoredNet, VmCoredumpData,
-    VmCounters, VmInfo, VmMemoryZoneUpdate, VmMoveAccel, VmRemoveDevice, VmResize, VmResizeDisk,
-    VmResizeZone, VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
+    Operation, PciDeviceInfo, RestoreConfig, RestoredAccel, RestoredClock, RestoredNet,
+    VmCoredumpData, VmCounters, VmInfo, VmMemoryZoneUpdate, VmMoveAccel, VmRemoveDevice, VmResize,
+    VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmState, VmSwapDevice, VmmPingResponse,
 };
 pub use request::{Handler, Request, Response};
 pub use routes::{PREFIX, Refusal, Route, route, routes};

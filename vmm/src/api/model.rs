@@ -322,6 +322,16 @@ pub enum MemoryRestoreMode {
     OnDemand,
 }
 
+/// How a restored guest's clocks continue.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub enum RestoredClock {
+    /// As if the guest had run since it was saved.
+    #[default]
+    Advance,
+    /// From where they were.
+    Continue,
+}
+
 /// New descriptors for a restored network card, in place of those that it had.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct RestoredNet {
@@ -354,6 +364,9 @@ pub struct RestoreConfig {
     /// When memory is read.
     #[serde(default)]
     pub memory_restore_mode: MemoryRestoreMode,
+    /// How the guest's clocks continue.
+    #[serde(default)]
+    pub clock: RestoredClock,
     /// Network cards that get new descriptors.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub net_fds: Option<Vec<RestoredNet>>,
@@ -393,6 +406,10 @@ const RESTORE: &[Key] = &[
     Key::new(
         "memory_restore_mode",
         ValueType::Choice(&[("copy", "Copy"), ("ondemand", "OnDemand")]),
+    ),
+    Key::new(
+        "clock",
+        ValueType::Choice(&[("advance", "Advance"), ("continue", "Continue")]),
     ),
     Key::named(
         "net_fds",
@@ -488,7 +505,7 @@ mod tests {
     #[test]
     fn a_restore_is_written_like_a_device() {
         let config = RestoreConfig::parse(
-            "source_url=file:///s,prefault=on,resume=true,memory_restore_mode=ondemand,\
+            "source_url=file:///s,prefault=on,resume=true,memory_restore_mode=ondemand,clock=continue,\
              net_fds=[n0@[3,4],n1@[5]],accels=[a0@/run/other]",
         )
         .unwrap();
@@ -496,6 +513,7 @@ mod tests {
         assert_eq!(accels[0].id, "a0");
         assert_eq!(accels[0].socket, Path::new("/run/other"));
         assert!(config.prefault && config.resume);
+        assert_eq!(config.clock, RestoredClock::Continue);
         let cards = config.net_fds.unwrap();
         assert_eq!((cards[0].id.as_str(), cards[0].num_fds), ("n0", 2));
         assert_eq!(cards[1].fds, [5]);
@@ -511,6 +529,7 @@ mod tests {
         )
         .unwrap();
         assert_eq!(config.memory_restore_mode, MemoryRestoreMode::OnDemand);
+        assert_eq!(config.clock, RestoredClock::Advance);
         assert!(config.resume);
         assert_eq!(config.net_fds, None);
     }

@@ -14,8 +14,8 @@ use super::{
 use crate::{
     api::{
         AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, MemoryRestoreMode,
-        PciDeviceInfo, Reply, Request, Response, RestoreConfig, Status, VmCounters, VmInfo,
-        VmResize, VmSnapshotConfig, VmState, VmmPingResponse,
+        PciDeviceInfo, Reply, Request, Response, RestoreConfig, RestoredClock, Status, VmCounters,
+        VmInfo, VmResize, VmSnapshotConfig, VmState, VmmPingResponse,
     },
     config::{Device, FileAccess, Refused, TapFd, VmConfig},
     landlock,
@@ -24,7 +24,7 @@ use crate::{
         error::MachineError,
         host::{Host, Shell},
         resize::no_balloon,
-        save::{MemorySource, Saving},
+        save::{ClockSource, MemorySource, Saving},
     },
     metrics::{Metrics, VmMetrics},
     seccomp::Spawner,
@@ -309,10 +309,14 @@ impl Control {
             MemoryRestoreMode::OnDemand => MemorySource::OnDemand,
         };
         restrict(&config, Some(directory))?;
+        let clock = match request.clock {
+            RestoredClock::Advance => ClockSource::Advance,
+            RestoredClock::Continue => ClockSource::Continue,
+        };
         self.monitor.emit("vm", "restoring", &[]);
         let host = self.host()?;
-        let machine =
-            Machine::restore(&mut config, directory, source, host).map_err(|e| failed(&e))?;
+        let machine = Machine::restore(&mut config, directory, source, clock, host)
+            .map_err(|e| failed(&e))?;
         self.life = Life::Live {
             config,
             machine: Box::new(machine),

@@ -1,6 +1,11 @@
 //! All vCPUs of a machine.
 
-use std::{collections::BTreeMap, io, mem, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    io, mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use arch::{boot::EntryPoint, cpuid::CpuidError, registers};
 use devices::thread::ThreadSpawner;
@@ -300,11 +305,19 @@ impl Cpus {
         Ok(())
     }
 
-    /// Adds vCPUs with saved states, paused.
-    pub fn restore(&mut self, saved: Vec<SavedCpu>) -> Result<(), CpusError> {
+    /// Adds vCPUs with saved states, paused. If their time goes on, the states are as of `since`.
+    pub fn restore(
+        &mut self,
+        saved: Vec<SavedCpu>,
+        since: Option<Instant>,
+    ) -> Result<(), CpusError> {
         let max = self.max();
         let supported = Arc::new(self.setup.supported_cpuid.clone());
-        for SavedCpu { vcpu: index, state } in saved {
+        for SavedCpu {
+            vcpu: index,
+            mut state,
+        } in saved
+        {
             if index >= max || self.is_present(index) {
                 return Err(CpusError::TooMany { vcpu: index, max });
             }
@@ -320,6 +333,9 @@ impl Cpus {
                 let given = vcpu.cpuid()?;
                 let missing = arch::cpuid::missing(&state.cpuid, &supported, &given);
                 if missing.is_empty() {
+                    if let Some(since) = since {
+                        state.advance(since.elapsed());
+                    }
                     vcpu.restore(&state)?;
                     // Its time may have stopped or jumped.
                     vcpu.tell_paused();

@@ -2,11 +2,11 @@
 
 use std::{fs::File, path::Path};
 
-use arch::{acpi, boot, smbios};
+use arch::{acpi, boot, layout::GENERATION_ID_START, smbios};
 use base::regular_file::{self, Links};
 use vm_memory::GuestAddressSpace;
 
-use super::{Machine, error::MachineError, kinds::iommu::Iommu};
+use super::{Machine, error::MachineError, generation::Generation, kinds::iommu::Iommu};
 use crate::config::{PlatformConfig, VmConfig};
 
 impl Machine {
@@ -46,6 +46,8 @@ impl Machine {
         )?;
         let platform = config.platform.clone().unwrap_or_default();
         smbios::write(memory, &smbios_strings(&platform)?)?;
+        self.generation = Some(Generation::at(GENERATION_ID_START));
+        self.renew_generation()?;
         let entry = boot::write_boot_data(memory, &self.map, &guest, rsdp).map_err(failed)?;
         self.cpus.boot(config.cpus.boot_vcpus, &entry)?;
         Ok(())

@@ -12,6 +12,7 @@
 //!   that are stopped while they serve others.
 //! - [`moving`]: machines that leave for another host or arrive from one; [`applications`]: the applications of their
 //!   accelerators; [`handover`]: descriptors that are handed over to another process of this host.
+//! - `generation`: what tells copies of a saved machine apart.
 //! - `resets`: resets that the guest requests, carried out on a thread that may block.
 //! - [`events`]: what a machine reports to the control loop; [`alarms`]: alarms of physical devices.
 
@@ -25,6 +26,7 @@ pub mod devices;
 pub mod error;
 pub mod events;
 mod gate;
+mod generation;
 pub mod handover;
 pub mod host;
 pub mod interrupts;
@@ -64,6 +66,7 @@ use self::{
     devices::{Devices, Pluggable, SavedDevice, Surroundings, VirtualIommu},
     error::MachineError,
     events::MachineEvent,
+    generation::Generation,
     host::{Host, Shell},
     interrupts::{KvmDoorbells, KvmMsis},
     kinds::{iommu::Iommu, mem::ZoneMemory},
@@ -97,6 +100,8 @@ pub struct Machine {
     platform: Platform,
     /// Slots whose device was removed before the guest gave it up.
     torn_out: BTreeSet<Bdf>,
+    /// The generation ID, if the guest knows of it.
+    generation: Option<Generation>,
     ram: Ram,
     topology: Topology,
     map: AddressMap,
@@ -208,6 +213,7 @@ impl Machine {
             last_move: None,
             lazy: None,
             torn_out: BTreeSet::new(),
+            generation: None,
             platform,
             ram,
             topology,

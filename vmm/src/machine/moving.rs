@@ -5,7 +5,11 @@ use ::devices::{
     memory::{GuestMemory, GuestRegion},
 };
 use hypervisor::{CpuNeeds, DirtyLog, Vm};
-use std::{fs::File, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use super::{Machine, error::MachineError, host::Host, save::SavedMachine};
 use crate::{
@@ -163,10 +167,12 @@ impl Machine {
                 path: "of the migration".into(),
                 source,
             })?;
+        // The time of a machine that stays paused does not go on.
+        let since = (!away.is_zero()).then(Instant::now);
         state.advance(away);
         self.restore_devices(config, &mut state)?;
         self.devices.close_given();
-        self.restore_rest(state)
+        self.restore_rest(state, since)
     }
 
     /// Records that the machine has been migrated, and the cost of the migration apart from its memory.

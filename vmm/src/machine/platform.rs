@@ -1,15 +1,15 @@
 //! The fixed devices of every machine, besides processors, memory and PCI devices: the serial port,
 //! the registers for reset and power-off, and the controllers that announce changes through ACPI.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use acpi_tables::Aml;
 use arch::{layout, topology::Topology};
 use devices::{
     acpi::{
-        CPU_HOTPLUG_SIZE, CpuHotplug, CpuHotplugState, GED_SIZE, GedState, GenericEventDevice,
-        MEMORY_HOTPLUG_SIZE, MemoryHotplug, MemoryHotplugState, Notification, PmTimer,
-        PmTimerState, PowerRegisters,
+        CPU_HOTPLUG_SIZE, CpuHotplug, CpuHotplugState, GED_SIZE, GedState, GenerationId,
+        GenericEventDevice, MEMORY_HOTPLUG_SIZE, MemoryHotplug, MemoryHotplugState, Notification,
+        PmTimer, PmTimerState, PowerRegisters,
     },
     bus::{BusDevice, BusError},
     guest_event::GuestEventHandler,
@@ -54,6 +54,11 @@ pub struct PlatformState {
 }
 
 impl PlatformState {
+    /// Advances the timer as if the machine had run for this time since it was saved.
+    pub fn advance(&mut self, by: Duration) {
+        self.pm_timer.advance(by);
+    }
+
     /// Memory that was hot-plugged by ACPI: address and length of each module.
     pub fn plugged_memory(&self) -> impl Iterator<Item = (u64, u64)> {
         self.memory
@@ -232,6 +237,8 @@ impl Platform {
                 gsi: layout::SERIAL_GSI,
             }));
         }
+        let address = layout::GENERATION_ID_START;
+        all.push(bytes(&GenerationId { address }));
         // Last, because its methods refer to the others.
         all.push(bytes(&*self.ged));
         all

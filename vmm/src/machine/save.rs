@@ -6,7 +6,7 @@ use std::{
     io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use base::regular_file::{self, Links};
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     EXIT_GUEST_LOST, Machine, devices::SavedDevice, error::MachineError, events::MachineEvent,
-    host::Host, placement, platform::PlatformState,
+    generation::Generation, host::Host, placement, platform::PlatformState,
 };
 use crate::{
     config::VmConfig,
@@ -32,6 +32,9 @@ use crate::{
         writing::Writing,
     },
 };
+
+/// Age beyond which a snapshot's time, or the host's clock, is considered wrong.
+const MAX_AGE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 
 /// How long the control loop may take to end a VM whose memory is lost. It takes longer only if it waits for lost memory
 /// itself.
@@ -49,6 +52,21 @@ pub struct SavedMachine {
     /// Slots whose device was removed and which the guest has yet to eject.
     torn_out: BTreeSet<Bdf>,
     memory: Vec<MemoryRange>,
+    /// When it was saved, in nanoseconds since 1970 by the host's clock. States before version 5 do not say it.
+    #[serde(default)]
+    saved_at: Option<u64>,
+    /// The place of the generation ID. Guests that were saved before version 5 do not know of it.
+    #[serde(default)]
+    generation: Option<Generation>,
+}
+
+/// How the guest's clocks continue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ClockSource {
+    /// As if the guest had run since it was saved.
+    Advance,
+    /// From where they were.
+    Continue,
 }
 
 /// How memory is restored.
@@ -169,6 +187,7 @@ impl Machine {
         config: &mut VmConfig,
         directory: &Path,
         source: MemorySource,
+        clock: ClockSource,
         mut host: Host,
     ) -> Result<Self, MachineError> {
         let path = directory.join(snapshot::STATE);
@@ -205,7 +224,16 @@ impl Machine {
         if source == MemorySource::Copy {
             memory_file::read(&memory, &machine.ram, &ranges)?;
         }
-        machine.restore_rest(state)?;
+        let mut since = None;
+        if clock == ClockSource::Advance
+            && let Some(age) = age(state.saved_at, wall_time())?
+        {
+            since = Some(Instant::now());
+            state.advance(age);
+        }
+        machine.restore_rest(state, since)?;
+        machine.renew_generation()?;
+        machine.announce_generation()?;
         Ok(machine)
     }
 
@@ -221,6 +249,8 @@ impl Machine {
             config_address: self.devices.config_address(),
             torn_out: self.torn_out.clone(),
             memory: Vec::new(),
+            saved_at: Some(wall_time()),
+            generation: self.generation,
         })
     }
 
@@ -267,16 +297,63 @@ impl Machine {
         }
         self.devices.set_config_address(state.config_address);
         self.torn_out = std::mem::take(&mut state.torn_out);
+        self.generation = state.generation;
         Ok(())
     }
 
-    /// Restores vCPUs and interrupt controllers; the memory must have been restored before.
-    pub(super) fn restore_rest(&mut self, state: SavedMachine) -> Result<(), MachineError> {
-        self.cpus.restore(state.cpus)?;
+    /// Restores vCPUs and interrupt controllers; the memory must have been restored before. If the guest's time goes on,
+    /// the state is as of `since`.
+    pub(super) fn restore_rest(
+        &mut self,
+        mut state: SavedMachine,
+        since: Option<Instant>,
+    ) -> Result<(), MachineError> {
+        // May take a while: vCPUs wait for memory that is restored on demand.
+        self.cpus.restore(state.cpus, since)?;
+        if let Some(since) = since {
+            state.vm.advance(since.elapsed());
+            state.platform.advance(since.elapsed());
+        }
         self.vm.restore(&state.vm)?;
         // Last, because it may raise an interrupt.
         self.platform.restore(state.platform)
     }
+}
+
+/// The host's clock: nanoseconds since 1970.
+fn wall_time() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The age of a snapshot that was saved at that time and is restored `now`, both as [`wall_time`]. `None` if it is unknown
+/// or the clock is wrong, which is logged.
+fn age(saved_at: Option<u64>, now: u64) -> Result<Option<Duration>, MachineError> {
+    let Some(saved_at) = saved_at else {
+        log::warn!(
+            "the snapshot does not say when it was made: the guest's clock continues from where it was"
+        );
+        return Ok(None);
+    };
+    let Some(age) = now.checked_sub(saved_at).map(Duration::from_nanos) else {
+        let ahead = Duration::from_nanos(saved_at - now);
+        log::warn!(
+            "this host's clock is {ahead:?} behind that of the snapshot's host: the guest's clock continues from \
+             where it was"
+        );
+        return Ok(None);
+    };
+    if age > MAX_AGE {
+        let days = age.as_secs() / (24 * 3600);
+        return Err(MachineError::Invalid(format!(
+            "the snapshot is {days} days old by this host's clock: correct the clock, or restore the snapshot with \
+             clock=continue"
+        )));
+    }
+    log::info!("the guest's clock advances by the age of the snapshot, {age:?}");
+    Ok(Some(age))
 }
 
 /// Ends the process because the control loop, too, waits for memory that is lost.
@@ -291,6 +368,7 @@ impl SavedMachine {
     /// Advances the clocks as if the machine had run for this long since it was saved.
     pub(super) fn advance(&mut self, by: Duration) {
         self.vm.advance(by);
+        self.platform.advance(by);
         for cpu in &mut self.cpus {
             cpu.state.advance(by);
         }
@@ -299,5 +377,26 @@ impl SavedMachine {
     /// Base and length of the memory that was hot-plugged by ACPI.
     fn plugged_memory(&self) -> Vec<(u64, u64)> {
         self.platform.plugged_memory().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_advances_by_a_credible_age_only() {
+        let now = wall_time();
+        let month = Duration::from_secs(30 * 24 * 3600);
+        let ago = |age: Duration| Some(now - age.as_nanos() as u64);
+        assert_eq!(age(ago(month), now).unwrap(), Some(month));
+        assert_eq!(age(None, now).unwrap(), None);
+        assert_eq!(age(Some(now + 1), now).unwrap(), None);
+        assert_eq!(age(Some(u64::MAX), now).unwrap(), None);
+        let error = age(Some(0), now).unwrap_err().to_string();
+        assert!(
+            error.contains("days old") && error.contains("clock=continue"),
+            "{error}"
+        );
     }
 }

@@ -12,8 +12,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 const FORMAT: &str = "gantry-state";
 
 /// Version of everything that a state contains. It is incremented with each incompatible change.
-/// Version 4 contains the state of a guest's own VMs; a version 3 state has none.
-pub const VERSION: u32 = 4;
+/// Version 4 contains the state of a guest's own VMs; a version 3 state has none. Version 5 contains
+/// the time at which it was saved, and the place of the guest's generation ID.
+pub const VERSION: u32 = 5;
 
 /// The oldest version that can be read.
 pub const OLDEST: u32 = 3;
