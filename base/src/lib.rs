@@ -8,6 +8,7 @@
 //! - [`socket`]: Unix sockets: passing descriptors, the peer's user, non-blocking connects
 //! - [`tcp`]: TCP connections that detect that the peer machine is gone
 //! - [`child`]: child processes that do not outlive their parent
+//! - [`fork`]: telling a process from the children that it forks
 //! - [`limits`]: resource limits of the process; [`memory`]: the memory that is available to it
 //! - `confine` (a feature): denies files and system calls to a process that serves others
 //! - [`error_chain`]: an error with its causes
@@ -24,6 +25,7 @@ pub mod child;
 #[cfg(feature = "confine")]
 pub mod confine;
 pub mod error_chain;
+pub mod fork;
 pub mod limits;
 pub mod lock;
 pub mod mapping;

@@ -108,6 +108,47 @@ impl Mapping {
         Ok(Self { start, len })
     }
 
+    /// Maps zeroed memory that is not backed by a file and is shared with the children that this process forks.
+    ///
+    /// # Errors
+    /// Those of mmap(2).
+    pub fn common(len: usize) -> io::Result<Self> {
+        let flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
+        // SAFETY: the kernel chooses the address.
+        let start = unsafe { map(ptr::null_mut(), len, Access::ReadWrite, flags, -1, 0)? };
+        Ok(Self { start, len })
+    }
+
+    /// Takes back a mapping that was given up by [`std::mem::forget`]. None if `start` is null.
+    ///
+    /// # Safety
+    /// These are its start and its length, and nobody else has taken it back.
+    pub unsafe fn from_raw_parts(start: *mut u8, len: usize) -> Option<Self> {
+        NonNull::new(start).map(|start| Self { start, len })
+    }
+
+    /// Says whether children that this process forks inherit `len` bytes from byte `at` on (whole pages). They do,
+    /// unless said otherwise. Memory of a device that they do not inherit stays that way.
+    ///
+    /// # Errors
+    /// The range is not within the mapping, or those of madvise(2).
+    pub fn inherit(&self, at: usize, len: usize, inherited: bool) -> io::Result<()> {
+        if at.checked_add(len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let advice = if inherited {
+            libc::MADV_DOFORK
+        } else {
+            libc::MADV_DONTFORK
+        };
+        let start = self.start.as_ptr().wrapping_add(at);
+        // SAFETY: within this mapping. The advice changes nothing in this process.
+        match unsafe { libc::madvise(start.cast(), len, advice) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+
     /// Replaces what is mapped from byte `at` on by the first `len` bytes of a file, shared. A concurrent access sees
     /// either the old or the new memory.
     ///
@@ -345,6 +386,32 @@ mod tests {
         file.set_len(0).unwrap();
         assert_eq!(read(&mapping, 0), 0);
         write(&mapping, 0, 1);
+    }
+
+    #[test]
+    fn a_child_has_the_pages_that_it_is_to_inherit_and_shares_common_ones() {
+        let (own, common) = (
+            Mapping::anonymous(2 * PAGE, Access::ReadWrite).unwrap(),
+            Mapping::common(PAGE).unwrap(),
+        );
+        own.inherit(0, 2 * PAGE, false).unwrap();
+        own.inherit(PAGE, PAGE, true).unwrap();
+        assert!(own.inherit(PAGE, 2 * PAGE, true).is_err());
+        // SAFETY: the child only makes system calls and writes to memory.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let has = |at| {
+                let mut seen = 0u8;
+                // SAFETY: one entry, for a page of the mapping that may be missing.
+                0 == unsafe { libc::mincore(own.start().add(at).cast(), PAGE, &raw mut seen) }
+            };
+            write(&common, 0, u8::from(has(0)) | u8::from(has(PAGE)) << 1);
+            // SAFETY: ends the child without running anything else.
+            unsafe { libc::_exit(0) };
+        }
+        // SAFETY: no pointers but null.
+        unsafe { libc::waitpid(child, ptr::null_mut(), 0) };
+        assert_eq!(read(&common, 0), 2);
     }
 
     #[test]
