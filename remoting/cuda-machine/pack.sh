@@ -19,8 +19,9 @@ cd "$root"
 cargo build --release --quiet -p gantry-remoting -p gantry-cuda -p gantry-cudart
 cp "$target/release/gantry-accel" "$folder/gantry-accel"
 cp "$target/release/libgantry_cuda.so" "$folder/guest/"
-cargo build --release --quiet -p gantry-cuda-run -p gantry-smi
+cargo build --release --quiet -p gantry-cuda-run -p gantry-smi -p gantry-nvml
 cp "$target/release/gantry-cuda" "$target/release/gantry-smi" "$folder/"
+cp "$target/release/libgantry_nvml.so" "$folder/guest/"
 cp "$target/release/libgantry_cuda_audit.so" "$folder/guest/"
 guest/cudart/link.sh "$target/release/libgantry_cudart.a" "$folder/guest"
 if [ -e guest/cublas/link.sh ]; then
@@ -38,7 +39,7 @@ realpath "$target/debug/gantry-accel" > "$folder/tests/built"
 find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name gantry-smi -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
     -exec strip --strip-unneeded {} + 2> /dev/null || true
 cp "$here/run.sh" "$here/python.sh" "$here/suites.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
-cp -r "$here"/*.cu "$here"/*.py "$here/python" "$folder/programs/"
+cp -r "$here"/*.cu "$here"/*.py "$here/python" "$here/fork" "$folder/programs/"
 sed -n 's/.*symbol: "\(cu[^"]*\)".*/\1/p' remoting/cuda-definition/src/driver/entry_points.rs | sort -u \
     > "$folder/programs/entry-points.txt"
 if command -v strace > /dev/null; then

@@ -21,6 +21,8 @@
 #   suites     tests of cuda-python, Triton and PyTorch as far as they were packed: suites.sh, beside the two below
 #   python     more of PyTorch, transformers, cuda.core and Numba's own tests, as far as they are installed: python.sh,
 #              beside
+#   fork       what children of fork may do, and loaders of data, natively and through Gantry, compared; PyTorch that runs
+#              out of memory
 #   samples    NVIDIA's samples as far as they were packed: compiled, and outputs compared
 #
 # GANTRY_PARTS names the parts from `figures` on, where not all are to be run. GANTRY_SUITES names suites; GANTRY_SAMPLES names samples, where not all are to be run. GANTRY_MODELS names the models, GANTRY_ROUNDS is how often figures are taken (3), GANTRY_NO_TESTS leaves tests out.
@@ -298,6 +300,41 @@ if wanted smi && [ -x "$here/gantry-smi" ] && [ -n "$(command -v nvidia-smi)" ];
         done
     done
     smi 2>&1 | tee -a "$log"
+fi
+
+part "fork: children of fork, loaders of data, and PyTorch out of memory"
+if wanted fork; then
+    if cc -O1 -o "$work/bin/fork" "$here/programs/fork/fork.c" -ldl -lpthread 2>&1 | tee -a "$log"; then
+        mkdir "$work/fork"
+        # Here alone, as the native run has the vendor's.
+        ln -sf "$work/guest/libgantry_nvml.so" "$work/guest/libnvidia-ml.so.1"
+        for which in native remoted; do
+            within 200 "$work/run-$which" "$work/bin/fork" > "$work/fork/fork.$which" \
+                2> "$work/fork/fork.$which.err"
+            say "fork.c $which: status $?"
+            within 120 "$work/run-$which" python3 "$here/programs/fork/loaders.py" > "$work/fork/loaders.$which" \
+                2> "$work/fork/loaders.$which.err"
+            say "loaders.py $which: status $?"
+        done
+        cp "$work/torch-native" "$work/memory-native"
+        sed "s|LD_PRELOAD=|&$work/guest/libnvidia-ml.so.1:|" "$work/torch-remoted" > "$work/memory-remoted"
+        chmod +x "$work/memory-remoted"
+        for which in native remoted; do
+            within 100 "$work/memory-$which" "$here/programs/fork/memory.py" > "$work/fork/memory.$which" \
+                2> "$work/fork/memory.$which.err"
+            say "memory.py $which: status $?"
+        done
+        for name in fork loaders memory; do
+            say "$name: $(cmp "$work/fork/$name.native" "$work/fork/$name.remoted" && echo equal)"
+            diff "$work/fork/$name.native" "$work/fork/$name.remoted" | tee -a "$log"
+            {
+                echo "## $name: natively, then through Gantry"
+                cat "$work/fork/$name.native" "$work/fork/$name.remoted"
+                tail -n 5 "$work/fork/$name".*.err
+            } >> "$out/fork.txt"
+        done
+        rm "$work/guest/libnvidia-ml.so.1"
+    fi
 fi
 
 part "tests: the programs that test the stand-in, on this driver and through Gantry"

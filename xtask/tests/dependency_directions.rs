@@ -78,6 +78,11 @@ const VIOLATIONS: &[(&str, &str, &str)] = &[
     ),
     (
         "gantry-remoting",
+        "gantry-cudart",
+        "and the guest's runtime",
+    ),
+    (
+        "gantry-remoting",
         "gantry-nvml",
         "and ask the guest's management library",
     ),

@@ -574,6 +574,7 @@ pub(crate) fn change<D: Driver>(
         }
         return Err(base::Chain(&error).to_string());
     }
+    link.window.keep_from_children();
     stages.forget_pages();
     let (sender, other) = ends(&link.window, &seat.bell, seat.spins);
     (outgoing.sender, *reader) = (sender, other);

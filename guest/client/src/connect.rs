@@ -51,50 +51,59 @@ const SPIN: u64 = 2000;
 /// interrupt does not arrive.
 const ALARMED_LIVENESS_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Returns the connection, connecting on first use. None if there is no worker.
+/// Returns the connection, connecting on first use. None if there is no worker, or if this process
+/// was forked from one that uses the API.
+#[inline]
 pub fn get<D: Driver>() -> Option<&'static Link<D>> {
-    D::connection()
-        .get_or_init(|| {
-            let environment = Environment::of::<D>();
-            let named = address::<D>();
-            if let Some(way) = gate::way(named.as_deref()) {
-                let through = |way| Link::through_as(way, &environment);
-                match way.map_err(Into::into).and_then(through) {
-                    Ok(link) => return Some(link),
-                    Err(error) => gate::note::<D>(&error),
-                }
-                // An address that names a socket for messages leaves nothing else to try.
-                if named.as_deref().is_some_and(|name| name != gate::NAME) {
-                    return None;
-                }
-            }
-            let named = named.filter(|name| name != gate::NAME);
-            let path = named.as_deref().unwrap_or(D::SOCKET);
-            if path == "off" {
-                return None;
-            }
-            let opened = Opened::to::<D>(path, &environment, None);
-            match opened.and_then(|opened| Link::over(opened, environment)) {
-                Ok(link) => Some(link),
-                // Nobody serves here, and no address was configured.
-                Err(_) if named.is_none() && !Path::new(path).exists() => None,
-                Err(error) => {
-                    base::note::error(&format!("{}: cannot use {path}", D::NAME), &*error);
-                    None
-                }
-            }
-        })
-        .as_ref()
+    D::connection().get_or_init(open)
 }
 
-/// Returns the connection, if it has been established.
+/// Connects to the worker that the environment names.
+fn open<D: Driver>() -> Option<Link<D>> {
+    let environment = Environment::of::<D>();
+    let named = address::<D>();
+    if let Some(way) = gate::way(named.as_deref()) {
+        let through = |way| Link::through_as(way, &environment);
+        match way.map_err(Into::into).and_then(through) {
+            Ok(link) => return Some(link),
+            Err(error) => gate::note::<D>(&error),
+        }
+        // An address that names a socket for messages leaves nothing else to try.
+        if named.as_deref().is_some_and(|name| name != gate::NAME) {
+            return None;
+        }
+    }
+    let named = named.filter(|name| name != gate::NAME);
+    let path = named.as_deref().unwrap_or(D::SOCKET);
+    if path == "off" {
+        return None;
+    }
+    let opened = Opened::to::<D>(path, &environment, None);
+    match opened.and_then(|opened| Link::over(opened, environment)) {
+        Ok(link) => Some(link),
+        // Nobody serves here, and no address was configured.
+        Err(_) if named.is_none() && !Path::new(path).exists() => None,
+        Err(error) => {
+            base::note::error(&format!("{}: cannot use {path}", D::NAME), &*error);
+            None
+        }
+    }
+}
+
+/// Returns the connection, if this process has established it.
 pub fn existing<D: Driver>() -> Option<&'static Link<D>> {
-    D::connection().get().and_then(Option::as_ref)
+    D::connection().get()
 }
 
 /// Returns the connection of an existing object, whose existence implies that of the connection.
 pub fn connected<D: Driver>() -> Result<&'static Link<D>, D::Status> {
-    get().ok_or(D::WORKER_LOST)
+    get().ok_or_else(|| {
+        if D::connection().is_forked() {
+            D::FORKED
+        } else {
+            D::WORKER_LOST
+        }
+    })
 }
 
 /// The worker's address in the environment, if there is one.
@@ -310,6 +319,7 @@ impl Opened {
         environment: &Environment,
     ) -> Result<Self, Box<dyn std::error::Error>> {
         let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
+        window.keep_from_children();
         let file = gate.memory();
         let peer = Peer::Gate(EventFd::new()?);
         let seat = Seat::new(Doorbell::Gate(gate), peer, None, environment);
@@ -334,6 +344,7 @@ impl Opened {
             bridge: Bridge { outward, inward },
             closer,
         } = connect::connect::<D::Schema>(&address.parse()?, &environment.files, until)?;
+        window.keep_from_children();
         spawn("gantry-outward", move || drop(outward.run()))?;
         // When it ends, it closes the other end of `nudges`, which is how the worker's end is
         // noticed.
@@ -358,6 +369,7 @@ impl Opened {
             Some(at) => Window::moved(window, at),
             None => window,
         };
+        window.keep_from_children();
         Self {
             window,
             seat,

@@ -1,6 +1,6 @@
 //! What an API's driver provides.
 
-use std::{os::unix::net::UnixStream, sync::OnceLock};
+use std::os::unix::net::UnixStream;
 
 use gantry_remoting::{
     link::order::Order,
@@ -10,7 +10,7 @@ use gantry_remoting::{
     },
 };
 
-use crate::link::Link;
+use crate::{connection::Connection, link::Link};
 
 /// The driver of one accelerator API. Everything is resolved at compile time: a call through the
 /// core costs no more than one written for its API alone.
@@ -44,6 +44,8 @@ pub trait Driver: Sized + 'static {
     const WORKER_LOST: Self::Status;
     /// The window has no room for a call's data, now or ever.
     const WINDOW_FULL: Self::Status;
+    /// This process was forked from one that uses the API ([`Connection::start`]).
+    const FORKED: Self::Status;
 
     /// What the driver keeps with its connection, such as its objects' numbers.
     type State: Default + Send + Sync + 'static;
@@ -97,6 +99,3 @@ pub trait Driver: Sized + 'static {
         false
     }
 }
-
-/// A process's connection: not tried yet, failed, or established until the process ends.
-pub type Connection<D> = OnceLock<Option<Link<D>>>;

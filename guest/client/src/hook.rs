@@ -1,4 +1,7 @@
 //! Places the application's large allocations in the window, if `libgantry_malloc.so` is preloaded.
+//!
+//! A child that the process forks shares what is there. It allocates elsewhere, and frees nothing
+//! there.
 
 use std::{ffi::c_void, ptr::null_mut};
 
@@ -22,6 +25,11 @@ extern "C" fn take<D: Driver>(size: usize) -> *mut c_void {
 }
 
 extern "C" fn size<D: Driver>(pointer: *mut c_void) -> usize {
+    if let Some(link) = D::connection().of_parent() {
+        // A wrong size would lose data.
+        let size = link.heap_size_in_child(pointer.cast());
+        return size.unwrap_or_else(|| std::process::abort()) as usize;
+    }
     existing::<D>().map_or(0, |link| link.heap_size(pointer.cast())) as usize
 }
 

@@ -23,6 +23,7 @@
 //! several threads wait, one of them reads for all.
 //!
 //! - [`driver`]: what an API's driver provides
+//! - [`connection`]: a process's connection, which its children do not have
 //! - [`connect`]: how a process obtains its connection; [`gate`]: to a worker that runs on the
 //!   process's own CPU; `paired`: a real exitless gate; `peer`: what is at the other end
 //! - [`link`]: the connection: calls out, answers in
@@ -45,6 +46,7 @@
 pub mod callbacks;
 pub mod carry;
 pub mod connect;
+pub mod connection;
 pub mod copy_threads;
 pub mod driver;
 mod event_fd;
@@ -63,5 +65,6 @@ pub mod stage;
 mod streaming;
 pub mod thread;
 
-pub use driver::{Connection, Driver};
+pub use connection::Connection;
+pub use driver::Driver;
 pub use link::Link;

@@ -4,7 +4,7 @@
 //! after a command that has written it. Its space becomes free when the worker releases it.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, HashMap, VecDeque},
     sync::MutexGuard,
     thread,
     time::Duration,
@@ -148,7 +148,13 @@ pub struct Stages {
     heap: BTreeMap<u64, u64>,
     /// Whether the application's threads currently get no space.
     closed: bool,
+    /// The blocks of the window that children which this process forks inherit, by number.
+    inherited: BTreeSet<u64>,
 }
+
+/// The size of the blocks that children inherit, since parts of the window that they do and do not
+/// inherit are mappings of their own: that of a large page.
+const BLOCK: u64 = 2 << 20;
 
 /// Allows the application's threads to allocate window space again when it is dropped.
 pub(crate) struct Reopens<'a, D: Driver>(&'a Link<D>);
@@ -170,9 +176,22 @@ impl Stages {
         self.space.taken(window.data(), window.size())
     }
 
-    /// Called after the window's memory was replaced by memory of which no page is mapped.
+    /// Called after the window's memory was replaced by memory of which no page is mapped, and none is inherited.
     pub(crate) fn forget_pages(&mut self) {
         self.populated = 0;
+        self.inherited.clear();
+    }
+
+    /// Lets children inherit a stretch, and what else is in its blocks. They go on to inherit it when it is free.
+    fn hand_out(&mut self, window: &Window, offset: u64, length: u64) {
+        let end = offset.saturating_add(length);
+        for block in offset / BLOCK..end.div_ceil(BLOCK) {
+            if self.inherited.insert(block) {
+                let start = (block * BLOCK).max(window.data());
+                let end = ((block + 1) * BLOCK).min(window.size());
+                window.let_children_inherit(start, end - start);
+            }
+        }
     }
 
     /// The space of all of a window's data.
@@ -327,13 +346,23 @@ impl<D: Driver> Link<D> {
             return None;
         }
         let offset = stages.take(&self.window, size)?;
+        stages.hand_out(&self.window, offset, size);
         stages.heap.insert(offset, size);
         self.window.at(offset, size)
     }
 
     /// The size of the application allocator's block at this address, or 0.
     pub fn heap_size(&self, pointer: *const u8) -> u64 {
-        let stages = self.stages.lock_unpoisoned();
+        self.size_among(&self.stages.lock_unpoisoned(), pointer)
+    }
+
+    /// The same in a child of the process. None if another thread of the process was changing it when it forked.
+    pub(crate) fn heap_size_in_child(&self, pointer: *const u8) -> Option<u64> {
+        let stages = self.stages.try_lock().ok()?;
+        Some(self.size_among(&stages, pointer))
+    }
+
+    fn size_among(&self, stages: &Stages, pointer: *const u8) -> u64 {
         let offset = self.window.offset_of(pointer, 0);
         offset
             .and_then(|offset| stages.heap.get(&offset).copied())
@@ -426,6 +455,13 @@ impl<D: Driver> Link<D> {
     /// Frees space.
     pub fn free(&self, offset: u64, length: u64) {
         self.stages.lock_unpoisoned().space.give(offset, length);
+    }
+
+    /// Called before the program gets a pointer to reserved space: children that this process forks inherit it, and
+    /// share it with this process.
+    pub fn hand_out(&self, offset: u64, length: u64) {
+        let mut stages = self.stages.lock_unpoisoned();
+        stages.hand_out(&self.window, offset, length);
     }
 
     /// The address of reserved space.

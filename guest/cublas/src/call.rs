@@ -16,7 +16,11 @@ use gantry_remoting::apis::cuda::{
     plan::{Outgoing, Plan, Scalars},
 };
 
-use crate::{handles, interface::interface, learned::Learned};
+use crate::{
+    handles,
+    interface::{interface, is_forked},
+    learned::Learned,
+};
 
 /// A result. The error is the number of a `CUresult`, or a cuBLAS status plus [`STATUS`].
 pub type Outcome<T = ()> = Result<T, i32>;
@@ -69,9 +73,21 @@ pub fn status(outcome: Outcome) -> cublasStatus_t {
     }
 }
 
+/// Runs a call of the program's, unless this process is forked.
+#[inline]
+pub fn run(call: impl FnOnce() -> Outcome) -> cublasStatus_t {
+    if is_forked() {
+        return cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
+    }
+    status(call())
+}
+
 /// An entry point that is not supported. Reports this once.
 pub fn unsupported(symbol: &'static str) -> cublasStatus_t {
     static TOLD: Mutex<Option<HashSet<&str>>> = Mutex::new(None);
+    if is_forked() {
+        return cublasStatus_t::CUBLAS_STATUS_NOT_INITIALIZED;
+    }
     let mut told = TOLD
         .lock()
         .unwrap_or_else(std::sync::PoisonError::into_inner);
@@ -89,8 +105,7 @@ macro_rules! entry_points {
         pub unsafe extern "C" fn $name($($argument: $of),*) -> cublasStatus_t {
             // SAFETY: callers keep the API's promises about the pointers that they pass, as callers
             // of any C library do.
-            let call = || -> $crate::call::Outcome { unsafe { $body } };
-            let status = $crate::call::status(call());
+            let status = $crate::call::run(|| -> $crate::call::Outcome { unsafe { $body } });
             cublasStatus_t(status.0)
         }
         const _: cuda_definition::$module::signatures::$name = $name;
@@ -204,13 +219,12 @@ pub unsafe fn forward(library: Library, function: u16, words: &[u64], scalars: S
 /// # Safety
 /// As for [`forward`].
 pub unsafe fn blas(function: u16, words: &[u64], typed: usize) -> cublasStatus_t {
-    let outcome = (|| {
+    run(|| {
         let handle = words.first().copied().ok_or(INVALID_VALUE)?;
         let scalars = handles::scalars(handle, typed)?;
         // SAFETY: the caller's promise.
         unsafe { forward(Library::Blas, function, words, scalars) }
-    })();
-    status(outcome)
+    })
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{ffi::c_void, sync::OnceLock};
 
+use base::fork::Mark;
 use gantry_remoting::apis::cuda::{
     codes,
     interface::{FINGERPRINT, Interface, SYMBOL},
@@ -47,12 +48,28 @@ fn look() -> Option<&'static Interface> {
     table
 }
 
+/// Set once the driver is used.
+static STARTED: Mark = Mark::new();
+
+/// Whether this process was forked from one that uses these libraries: every call fails, before it
+/// takes a lock, which another thread of the parent may have held. Costs two loads.
+#[inline]
+pub fn is_forked() -> bool {
+    STARTED.is_inherited()
+}
+
 /// The driver's table. Costs one atomic load after the first call.
 ///
 /// # Errors
 /// The process has no driver, or not Gantry's. This is reported once.
 pub fn interface() -> Result<&'static Interface, i32> {
     static FOUND: OnceLock<Option<&'static Interface>> = OnceLock::new();
-    let found = *FOUND.get_or_init(look);
+    let found = match FOUND.get() {
+        Some(found) => *found,
+        None => {
+            STARTED.set().map_err(|_| codes::OUT_OF_MEMORY)?;
+            *FOUND.get_or_init(look)
+        }
+    };
     found.ok_or(codes::NOT_INITIALIZED)
 }

@@ -13,7 +13,7 @@ use gantry_remoting::apis::cuda::{codes, libraries::Library};
 
 use crate::{
     call::{INVALID_VALUE, NOT_SUPPORTED, Outcome, ask, entry_points, put, status},
-    interface::interface,
+    interface::{interface, is_forked},
 };
 
 /// The version of the runtime API that these libraries are built for.
@@ -25,6 +25,9 @@ const RUNTIME: usize = 13_000;
 /// There is no worker, or it has no such library.
 pub fn version() -> Outcome<u64> {
     static VERSION: OnceLock<u64> = OnceLock::new();
+    if is_forked() {
+        return Err(codes::NOT_INITIALIZED);
+    }
     if let Some(version) = VERSION.get() {
         return Ok(*version);
     }

@@ -21,7 +21,7 @@ use cuda_definition::{
 use gantry_remoting::apis::cuda::codes;
 
 use crate::{
-    call::{INVALID_VALUE, NOT_INITIALIZED, Outcome, put, status, unsupported},
+    call::{INVALID_VALUE, NOT_INITIALIZED, Outcome, put, run, unsupported},
     copies::{cublasGetMatrix_64, cublasSetMatrix_64},
     generated::cublas::{cublasCgemm_v2, cublasDgemm_v2, cublasSgemm_v2, cublasZgemm_v2},
     handles::{cublasCreate_v2, cublasDestroy_v2},
@@ -275,8 +275,7 @@ macro_rules! entry_points {
         pub unsafe extern "C" fn $name($($argument: $of),*) -> cublasStatus_t {
             // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C library
             // do.
-            let call = || -> Outcome { unsafe { $body } };
-            status(call())
+            run(|| -> Outcome { unsafe { $body } })
         }
     )*};
 }

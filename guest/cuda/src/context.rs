@@ -103,6 +103,11 @@ pub fn device() -> Outcome<CUdevice> {
     Ok(found.map_or(0, |(_, device)| *device))
 }
 
+/// Whether a context is one of this device.
+pub fn is_of(context: u64, device: CUdevice) -> bool {
+    DEVICES.lock_unpoisoned().contains(&(context, device))
+}
+
 /// Runs a call with another context being current.
 pub fn within<T>(context: u64, call: impl FnOnce() -> T) -> T {
     STACK.with_borrow_mut(|stack| stack.push(context));

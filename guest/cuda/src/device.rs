@@ -1,20 +1,66 @@
 //! Devices, as the worker describes them.
 
-use std::ffi::{CStr, c_char, c_int, c_uint};
+use std::{
+    cell::Cell,
+    ffi::{CStr, c_char, c_int, c_uint},
+};
 
+use base::Unpoisoned;
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{calls::DeviceInfo, codes};
+use gantry_remoting::apis::cuda::{
+    calls::{DeviceInfo, Started},
+    codes,
+};
 
 use crate::{
+    context,
     entry::{self, Outcome, connected, entry_points, offer, put, put_text},
-    link, visible,
+    link, names, visible,
 };
 
 /// The newest version of which all entry points exist.
 const VERSION: u32 = 13000;
 
+thread_local! {
+    /// Whether this thread asks about devices only, without `cuInit`.
+    static DESCRIBES: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Makes this thread's queries of devices succeed without `cuInit`, and be of all devices, or no
+/// longer: for Gantry's management library, after which a forked child may still call `cuInit`. Returns
+/// what was before.
+#[unsafe(no_mangle)]
+pub extern "C" fn gantry_cuda_describes(describes: bool) -> bool {
+    DESCRIBES.replace(describes)
+}
+
+/// Bytes of a device's memory that this process has allocated, for Gantry's management library. What
+/// the device has in use is the whole machine's, or everybody's.
+#[unsafe(no_mangle)]
+pub extern "C" fn gantry_cuda_allocated(device: CUdevice) -> u64 {
+    let Ok(link) = connected() else {
+        return 0;
+    };
+    let memory = link.state.memory.lock_unpoisoned();
+    memory.allocated(|context| context::is_of(context, device))
+}
+
+/// What the worker provides, whichever devices the program sees.
+fn described() -> Outcome<&'static Started> {
+    match link::known() {
+        Some(known) => Ok(known),
+        None => link::started(link::get().ok_or(codes::NO_DEVICE)?),
+    }
+}
+
 fn info(device: CUdevice) -> Outcome<&'static DeviceInfo> {
     let ordinal = usize::try_from(device).map_err(|_| codes::INVALID_DEVICE)?;
+    if DESCRIBES.get() {
+        return described()?
+            .devices
+            .get(ordinal)
+            .ok_or(codes::INVALID_DEVICE);
+    }
     visible::device(connected()?, ordinal)
 }
 
@@ -65,15 +111,10 @@ entry_points! {
             return Err(codes::INVALID_VALUE);
         }
         let link = link::get().ok_or(codes::NO_DEVICE)?;
-        visible::choose(link)?;
-        entry::start();
-        Ok(())
-    }
-
-    fn cuDriverGetVersion(driverVersion: *mut c_int) {
-        let host = link::get().map(link::started);
-        let host = host.and_then(Result::ok).map_or(VERSION, |started| started.version);
-        put(driverVersion, host.min(VERSION).cast_signed())
+        names::prepare();
+        // Before it is chosen what the worker numbers, for this process alone.
+        entry::start()?;
+        visible::choose(link).inspect_err(|_| entry::stop())
     }
 
     fn cuDeviceGet(device: *mut CUdevice, ordinal: c_int) {
@@ -82,8 +123,11 @@ entry_points! {
     }
 
     fn cuDeviceGetCount(count: *mut c_int) {
-        connected()?;
-        put(count, c_int::try_from(visible::count()).unwrap_or(c_int::MAX))
+        let devices = match DESCRIBES.get() {
+            true => described()?.devices.len(),
+            false => connected().map(|_| visible::count())?,
+        };
+        put(count, c_int::try_from(devices).unwrap_or(c_int::MAX))
     }
 
     fn cuDeviceGetName(name: *mut c_char, len: c_int, dev: CUdevice) {
@@ -143,5 +187,13 @@ entry_points! {
 
     fn cuProfilerStop() {
         connected().map(drop)
+    }
+}
+
+entry_points! { everywhere:
+    fn cuDriverGetVersion(driverVersion: *mut c_int) {
+        let host = link::known().or_else(|| link::started(link::get()?).ok());
+        let host = host.map_or(VERSION, |started| started.version);
+        put(driverVersion, host.min(VERSION).cast_signed())
     }
 }

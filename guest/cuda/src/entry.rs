@@ -1,29 +1,40 @@
 //! Common code of all entry points.
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use cuda_definition::driver::types::{CUresult, cudaError_enum};
+use gantry_client::Driver;
 use gantry_remoting::apis::cuda::codes;
 
 use crate::{
     idle,
-    link::{self, Link},
+    link::{self, Cuda, Link},
 };
 
 /// A result. The error is the number of a `CUresult`.
 pub type Outcome<T = ()> = Result<T, i32>;
 
-/// Whether `cuInit` has succeeded.
-static STARTED: AtomicBool = AtomicBool::new(false);
-
-/// Marks the driver as initialized.
-pub fn start() {
-    STARTED.store(true, Ordering::Release);
+/// Marks the driver as initialized, for this process and not for its children.
+///
+/// # Errors
+/// There is no memory.
+pub fn start() -> Outcome {
+    Cuda::connection().start().map_err(|_| codes::OUT_OF_MEMORY)
 }
 
-/// The connection. Fails if `cuInit` has not been called.
+/// Marks the driver as not initialized after all.
+pub fn stop() {
+    Cuda::connection().stop();
+}
+
+/// Whether this process was forked from one that has called `cuInit`: it can call nothing, as
+/// natively.
+#[inline]
+pub fn is_forked() -> bool {
+    Cuda::connection().is_forked()
+}
+
+/// The connection. Fails if `cuInit` has not been called in this process.
 pub fn connected() -> Outcome<&'static Link> {
-    if !STARTED.load(Ordering::Acquire) {
+    if !Cuda::connection().is_started() {
         return Err(codes::NOT_INITIALIZED);
     }
     link::get().ok_or(codes::DEVICE_UNAVAILABLE)
@@ -39,16 +50,38 @@ pub fn result(outcome: Outcome) -> CUresult {
     cudaError_enum(outcome.err().unwrap_or(0).cast_unsigned())
 }
 
-/// Defines entry points that are written by hand, with the signatures of the API's definition.
+/// Runs a call of the program's, unless this process is forked. Nothing, and no lock in particular,
+/// precedes the check: other threads of the parent may have held locks.
+#[inline]
+pub fn run(call: impl FnOnce() -> Outcome) -> CUresult {
+    if is_forked() {
+        return CUresult::CUDA_ERROR_NOT_INITIALIZED;
+    }
+    result(call())
+}
+
+/// Runs a call that a forked child may make.
+#[inline]
+pub fn result_of(call: impl FnOnce() -> Outcome) -> CUresult {
+    result(call())
+}
+
+/// Defines entry points that are written by hand, with the signatures of the API's definition. Those
+/// that begin with `everywhere:` need no initialized driver, and work in forked children, too.
 macro_rules! entry_points {
-    ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {$(
+    (everywhere: $($functions:tt)*) => {
+        $crate::entry::entry_points! { @by $crate::entry::result_of, $($functions)* }
+    };
+    (fn $($functions:tt)*) => {
+        $crate::entry::entry_points! { @by $crate::entry::run, fn $($functions)* }
+    };
+    (@by $run:path, $(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {$(
         #[unsafe(no_mangle)]
         #[allow(unused_unsafe, clippy::missing_safety_doc)]
         pub unsafe extern "C" fn $name($($argument: $of),*) -> CUresult {
             // SAFETY: callers keep the API's promises about the pointers that they pass, as callers
             // of any C library do.
-            let call = || -> $crate::entry::Outcome { unsafe { $body } };
-            $crate::entry::result(call())
+            $run(|| -> $crate::entry::Outcome { unsafe { $body } })
         }
         const _: cuda_definition::driver::signatures::$name = $name;
     )*};

@@ -14,7 +14,7 @@ use gantry_remoting::{
 
 use crate::{
     answers, context,
-    entry::{Outcome, connected, result},
+    entry::{Outcome, connected, run},
     handles, launch, memory,
 };
 
@@ -75,7 +75,7 @@ const UNLOADING: &[&str] = &[
 /// `words` are the parameters, and pointers among them are valid as the API requires.
 pub unsafe fn entry(symbol: &'static str, words: &[u64]) -> CUresult {
     // SAFETY: the caller's promise.
-    result(unsafe { forward(symbol, words) })
+    run(|| unsafe { forward(symbol, words) })
 }
 
 /// The index of a symbol in the list of forwarded ones.

@@ -2,12 +2,9 @@
 //! shared window it is ordinary memory. Managed memory is pinned memory, too: coherent, and not
 //! migrated.
 
-use std::{
-    alloc::{Layout, alloc_zeroed, dealloc},
-    ffi::{c_int, c_uint, c_void},
-};
+use std::ffi::{c_int, c_uint, c_void};
 
-use base::Unpoisoned;
+use base::{Mapping, Unpoisoned};
 use cuda_definition::driver::types::*;
 use gantry_remoting::apis::cuda::{
     Kind,
@@ -32,10 +29,6 @@ const DEVICE_MAP: u32 = 2;
 const HOST: CUdevice = -1;
 /// The number of places to try for memory which has to be contiguous for the device.
 const PLACES: usize = 4;
-
-fn layout(size: u64) -> Outcome<Layout> {
-    Layout::from_size_align(size as usize, 4096).map_err(|_| codes::OUT_OF_MEMORY)
-}
 
 /// Reserves a stretch of the window that the device knows, in one part if possible. Returns its
 /// offset and its address on the device.
@@ -90,17 +83,20 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
         if what == What::Managed {
             return Err(codes::NOT_SUPPORTED);
         }
-        // SAFETY: the size is not 0.
-        let at = unsafe { alloc_zeroed(layout(length)?) } as u64;
-        if at == 0 {
-            return Err(codes::OUT_OF_MEMORY);
-        }
+        // Forked children share it, as they share pinned memory.
+        let mapping = Mapping::common(size).map_err(|_| codes::OUT_OF_MEMORY)?;
+        let at = mapping.start() as u64;
+        std::mem::forget(mapping);
         let mut memory = link.state.memory.lock_unpoisoned();
         memory.insert(at, length, what, flags, 0);
         return Ok(at);
     }
     let (offset, device) = pinned(link, context, length)?;
     let at = link.pointer(offset, length)?;
+    // Natively, forked children have pinned memory, and fault at managed memory.
+    if what == What::Host {
+        link.hand_out(offset, length);
+    }
     // SAFETY: reserved just now, and not used by anyone else.
     unsafe { at.write_bytes(0, size) };
     let mut memory = link.state.memory.lock_unpoisoned();
@@ -115,12 +111,8 @@ pub fn give_back(link: &Link, at: u64) {
     };
     match link.window.offset_of(at as *const u8, known.size) {
         Some(offset) => link.free(offset, known.size),
-        None => {
-            if let Ok(layout) = layout(known.size) {
-                // SAFETY: allocated with this layout, and no longer in any list.
-                unsafe { dealloc(at as *mut u8, layout) };
-            }
-        }
+        // SAFETY: mapped with this length, given up, and no longer in any list.
+        None => drop(unsafe { Mapping::from_raw_parts(at as *mut u8, known.size as usize) }),
     }
 }
 

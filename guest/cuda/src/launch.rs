@@ -126,11 +126,7 @@ pub fn has_attribute(handle: u64, attribute: CUfunction_attribute, value: c_int)
     attribute == CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         && value != UNSET
         && connected().is_ok_and(|link| {
-            let devices = link
-                .state
-                .started
-                .get()
-                .map(|started| started.devices.len());
+            let devices = crate::link::known().map(|started| started.devices.len());
             let known = || {
                 kernel(link, handle).is_ok_and(|kernel| kernel.set.load(Ordering::Relaxed) == value)
             };

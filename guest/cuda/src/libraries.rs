@@ -22,7 +22,7 @@ use gantry_remoting::{
 
 use crate::{
     context,
-    entry::{Outcome, connected},
+    entry::{Outcome, connected, is_forked},
     handles,
 };
 
@@ -48,6 +48,9 @@ extern "C" fn forget(handle: u64) {
 /// The current context. If there is none, the first device's primary context becomes current, as it
 /// does natively.
 fn current() -> Outcome<u32> {
+    if is_forked() {
+        return Err(codes::NOT_INITIALIZED);
+    }
     if let Ok(current) = context::need() {
         return Ok(current);
     }

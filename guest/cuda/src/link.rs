@@ -1,7 +1,13 @@
 //! CUDA's own part of the connection: its names, its results, and its state.
 
-use std::sync::{Mutex, OnceLock, RwLock};
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::HashMap,
+    ptr::null_mut,
+    sync::{
+        Arc, Mutex, RwLock,
+        atomic::{AtomicPtr, Ordering},
+    },
+};
 
 use gantry_client::{Connection, Driver, connect};
 use gantry_remoting::{
@@ -25,8 +31,6 @@ pub type Link = gantry_client::Link<Cuda>;
 /// What the CUDA driver keeps with its connection.
 #[derive(Debug, Default)]
 pub struct State {
-    /// What the worker provides.
-    pub started: OnceLock<Started>,
     /// The kinds of addresses.
     pub memory: Mutex<Memory>,
     /// Kernels that have been launched, by number.
@@ -45,11 +49,12 @@ impl Driver for Cuda {
     type Status = i32;
     const WORKER_LOST: i32 = codes::DEVICE_UNAVAILABLE;
     const WINDOW_FULL: i32 = codes::OUT_OF_MEMORY;
+    const FORKED: i32 = codes::NOT_INITIALIZED;
 
     type State = State;
 
     fn connection() -> &'static Connection<Self> {
-        static LINK: Connection<Cuda> = OnceLock::new();
+        static LINK: Connection<Cuda> = Connection::new();
         &LINK
     }
 
@@ -89,11 +94,27 @@ pub fn existing() -> Option<&'static Link> {
     connect::existing()
 }
 
+/// What the worker provides, once it has been asked. Never freed. Children that are forked have it,
+/// too, and find no lock of another thread's on the way to it.
+static KNOWN: AtomicPtr<Started> = AtomicPtr::new(null_mut());
+
+/// What the worker provides, if it has been asked in this process or one that it was forked from.
+pub fn known() -> Option<&'static Started> {
+    // SAFETY: null, or allocated below and never freed.
+    unsafe { KNOWN.load(Ordering::Acquire).as_ref() }
+}
+
 /// What the worker provides.
-pub fn started(link: &Link) -> Result<&Started, i32> {
-    if let Some(started) = link.state.started.get() {
-        return Ok(started);
+pub fn started(link: &Link) -> Result<&'static Started, i32> {
+    if let Some(known) = known() {
+        return Ok(known);
     }
-    let started = link.ask(&cuda::calls::Start {})?;
-    Ok(link.state.started.get_or_init(|| started))
+    let new = Box::into_raw(Box::new(link.ask(&cuda::calls::Start {})?));
+    let (good, bad) = (Ordering::AcqRel, Ordering::Acquire);
+    if KNOWN.compare_exchange(null_mut(), new, good, bad).is_err() {
+        // Another thread was first.
+        // SAFETY: allocated above, and known to nobody else.
+        drop(unsafe { Box::from_raw(new) });
+    }
+    known().ok_or(codes::UNKNOWN)
 }

@@ -109,6 +109,15 @@ impl Memory {
         before.is_some_and(|(from, known)| *from >= start || from + known.size.max(1) > start)
     }
 
+    /// Bytes of device memory that the program has allocated in contexts that are `wanted`.
+    pub fn allocated(&self, wanted: impl Fn(u64) -> bool) -> u64 {
+        let all = self.all.values();
+        let counts = |one: &&Known| {
+            one.what.is_device() && one.what != What::Variable && wanted(one.context)
+        };
+        all.filter(counts).map(|one| one.size).sum()
+    }
+
     /// Removes the allocation that begins at this address.
     pub fn remove(&mut self, at: u64) -> Option<Known> {
         self.all.remove(&at)

@@ -15,7 +15,7 @@ use cuda_definition::{
 use gantry_remoting::apis::cuda::{calls::Describe, codes};
 
 use crate::{
-    entry::{Outcome, entry_points, offer, put, result},
+    entry::{Outcome, entry_points, is_forked, offer, put, run},
     generated::SYMBOLS,
     link,
 };
@@ -26,30 +26,55 @@ const PER_THREAD: u64 = 2;
 /// An entry point that is not supported. Reports this once.
 pub fn unsupported(symbol: &'static str) -> CUresult {
     static TOLD: Mutex<Option<HashSet<&str>>> = Mutex::new(None);
-    if TOLD
-        .lock_unpoisoned()
-        .get_or_insert_default()
-        .insert(symbol)
-    {
-        base::note!("gantry-cuda: {symbol} is not supported");
-    }
-    result(Err(codes::NOT_SUPPORTED))
+    run(|| {
+        if TOLD
+            .lock_unpoisoned()
+            .get_or_insert_default()
+            .insert(symbol)
+        {
+            base::note!("gantry-cuda: {symbol} is not supported");
+        }
+        Err(codes::NOT_SUPPORTED)
+    })
 }
 
-fn name(error: CUresult) -> Option<&'static CStr> {
+/// Makes the tables of this module, so that forked children need not wait for a thread of their
+/// parent's that does.
+pub fn prepare() {
+    names();
+    addresses();
+}
+
+fn names() -> &'static HashMap<u32, CString> {
     static NAMES: OnceLock<HashMap<u32, CString>> = OnceLock::new();
-    let names = NAMES.get_or_init(|| {
+    NAMES.get_or_init(|| {
         let all = CUresult::NAMES.iter();
         all.map(|(name, error)| (error.0, CString::new(*name).unwrap_or_default()))
             .collect()
-    });
-    names.get(&error.0).map(CString::as_c_str)
+    })
 }
 
-/// The driver's description of an error, as on the host. Its name if there is no worker.
+fn addresses() -> &'static HashMap<&'static str, usize> {
+    static ADDRESSES: OnceLock<HashMap<&str, usize>> = OnceLock::new();
+    ADDRESSES.get_or_init(|| {
+        let all = SYMBOLS.iter();
+        all.map(|symbol| (symbol.name, symbol.address as usize))
+            .collect()
+    })
+}
+
+fn name(error: CUresult) -> Option<&'static CStr> {
+    names().get(&error.0).map(CString::as_c_str)
+}
+
+/// The driver's description of an error, as on the host. Its name if there is no worker, and in a
+/// forked child.
 fn words(error: CUresult) -> Option<*const c_char> {
     static WORDS: Mutex<Option<HashMap<u32, CString>>> = Mutex::new(None);
     let name = name(error)?;
+    if is_forked() {
+        return Some(name.as_ptr());
+    }
     let mut words = WORDS.lock_unpoisoned();
     let words = words.get_or_insert_default();
     if let Some(known) = words.get(&error.0) {
@@ -68,19 +93,13 @@ fn words(error: CUresult) -> Option<*const c_char> {
 
 /// The address of the function that a name means to a program built for this version.
 fn address(name: &str, version: u32, flags: u64) -> Option<*const ()> {
-    static ADDRESSES: OnceLock<HashMap<&str, usize>> = OnceLock::new();
     let streams = if flags & PER_THREAD == 0 {
         Streams::Legacy
     } else {
         Streams::PerThread
     };
-    let addresses = ADDRESSES.get_or_init(|| {
-        let all = SYMBOLS.iter();
-        all.map(|symbol| (symbol.name, symbol.address as usize))
-            .collect()
-    });
     let entry = by_name(ENTRY_POINTS, name, version, streams)?;
-    addresses
+    addresses()
         .get(entry.symbol)
         .map(|address| *address as *const ())
 }
@@ -155,7 +174,7 @@ fn refuse_table() {
     }
 }
 
-entry_points! {
+entry_points! { everywhere:
     fn cuGetErrorName(error: CUresult, pStr: *mut *const c_char) {
         let Some(name) = name(error) else {
             offer(pStr, null());
@@ -191,7 +210,9 @@ entry_points! {
     fn cuGetProcAddress(symbol: *const c_char, pfn: *mut *mut c_void, cudaVersion: c_int, flags: cuuint64_t) {
         if find(symbol, pfn, cudaVersion, flags)? { Ok(()) } else { Err(codes::NOT_FOUND) }
     }
+}
 
+entry_points! {
     fn cuGetExportTable(ppExportTable: *mut *const c_void, _pExportTableId: *const CUuuid) {
         refuse_table();
         offer(ppExportTable, null());

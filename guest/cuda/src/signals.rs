@@ -15,7 +15,7 @@ use gantry_remoting::{
     link::endpoint::Spin,
 };
 
-use crate::link::Link;
+use crate::{entry, link::Link};
 
 /// The distance of the words of two threads, in bytes: no other thread looks at the same cache
 /// line.
@@ -49,6 +49,10 @@ struct Own(Option<Slot>);
 
 impl Drop for Own {
     fn drop(&mut self) {
+        // In a child, another thread of its parent may have held the lock.
+        if entry::is_forked() {
+            return;
+        }
         FREE.lock_unpoisoned().extend(self.0.take());
     }
 }

@@ -2,9 +2,15 @@
 
 use std::ffi::c_char;
 
-use cuda_definition::{driver::types::CUstream, runtime::types::cudaStream_t};
+use cuda_definition::{
+    driver::types::CUstream,
+    runtime::types::{cudaError_t, cudaStream_t},
+};
 
-use crate::error::{Answer, Error};
+use crate::{
+    driver::is_forked,
+    error::{Answer, Error, result},
+};
 
 /// The stream that a null stream handle denotes in an entry point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +34,15 @@ impl Base {
     }
 }
 
+/// Runs a call of the program's, unless this process is forked from one that uses the runtime.
+#[inline]
+pub fn run(call: impl FnOnce() -> Answer) -> cudaError_t {
+    if is_forked() {
+        return result(Err(Error::cudaErrorInitializationError));
+    }
+    result(call())
+}
+
 /// Defines entry points with the signatures of the API's definition.
 macro_rules! entry_points {
     ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
@@ -40,8 +55,7 @@ macro_rules! entry_points {
             ) -> cuda_definition::runtime::types::cudaError_t {
                 // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C
                 // library do.
-                let answer = || -> $crate::error::Answer { unsafe { $body } };
-                $crate::error::result(answer())
+                $crate::api::run(|| -> $crate::error::Answer { unsafe { $body } })
             }
             const _: cuda_definition::runtime::signatures::$name = $name;
         )*
@@ -63,8 +77,7 @@ macro_rules! streamed {
                 let $base = $crate::api::Base::Legacy;
                 // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C
                 // library do.
-                let answer = || -> $crate::error::Answer { unsafe { $body } };
-                $crate::error::result(answer())
+                $crate::api::run(|| -> $crate::error::Answer { unsafe { $body } })
             }
             const _: cuda_definition::runtime::signatures::$name = $name;
 
@@ -76,8 +89,7 @@ macro_rules! streamed {
             ) -> cuda_definition::runtime::types::cudaError_t {
                 let $base = $crate::api::Base::PerThread;
                 // SAFETY: as above.
-                let answer = || -> $crate::error::Answer { unsafe { $body } };
-                $crate::error::result(answer())
+                $crate::api::run(|| -> $crate::error::Answer { unsafe { $body } })
             }
             const _: cuda_definition::runtime::signatures::$name = $per_thread;
         )*

@@ -10,6 +10,7 @@ use std::{
     },
 };
 
+use base::fork::Mark;
 use cuda_definition::runtime::types::cudaError;
 
 use crate::error::{Answer, Error};
@@ -79,12 +80,32 @@ macro_rules! driver {
 }
 pub(crate) use driver;
 
+/// Set while the driver is initialized, or another thread initializes it.
+static STARTED: Mark = Mark::new();
+
+/// Whether this process was forked from one that uses the runtime: every call fails, as natively,
+/// before it takes a lock, which another thread of the parent may have held. Costs two loads.
+#[inline]
+pub fn is_forked() -> bool {
+    STARTED.is_inherited()
+}
+
 /// Initializes the driver once.
 ///
 /// # Errors
 /// The driver's, on each call: there is no driver, or no device.
 pub fn init() -> Answer {
     static DONE: OnceLock<Result<(), Error>> = OnceLock::new();
+    if let Some(done) = DONE.get() {
+        return *done;
+    }
+    if STARTED.set().is_err() {
+        return Err(Error::cudaErrorMemoryAllocation);
+    }
     // SAFETY: the only argument is flags, which are zero.
-    *DONE.get_or_init(|| unsafe { driver!(cuInit(0)) })
+    let done = *DONE.get_or_init(|| unsafe { driver!(cuInit(0)) });
+    if done.is_err() {
+        STARTED.clear();
+    }
+    done
 }

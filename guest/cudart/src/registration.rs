@@ -11,9 +11,10 @@ use std::{
 use cuda_definition::runtime::{signatures, types::*};
 
 use crate::{
-    api::{entry_points, put},
+    api::{entry_points, put, run},
     context,
-    error::{self, Error},
+    driver::is_forked,
+    error::Error,
     registry::{self, Binary},
 };
 
@@ -43,13 +44,14 @@ thread_local! {
         const { RefCell::new(ManuallyDrop::new(Vec::new())) };
 }
 
-/// The image of a handle.
+/// The image of a handle, which is of use in this process.
 ///
 /// # Safety
 /// The handle was returned by `__cudaRegisterFatBinary` and has not been unregistered.
 unsafe fn binary(handle: *mut *mut c_void) -> Option<Arc<Binary>> {
     let known = handle.cast::<Binary>().cast_const();
-    if known.is_null() {
+    // A child of a process that uses the runtime needs no images, and must not wait for the registry.
+    if known.is_null() || is_forked() {
         return None;
     }
     // SAFETY: the caller's promise; the handle keeps its own reference.
@@ -90,7 +92,8 @@ const _: signatures::__cudaRegisterFatBinaryEnd = __cudaRegisterFatBinaryEnd;
 /// It was registered and is not used again.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaUnregisterFatBinary(fatCubinHandle: *mut *mut c_void) {
-    if !fatCubinHandle.is_null() {
+    // In a child, programs that exit unregister what is their parent's.
+    if !fatCubinHandle.is_null() && !is_forked() {
         // SAFETY: the caller's promise.
         let binary = unsafe { Arc::from_raw(fatCubinHandle.cast::<Binary>().cast_const()) };
         binary.forget();
@@ -181,11 +184,11 @@ const _: signatures::__cudaRegisterManagedVar = __cudaRegisterManagedVar;
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn __cudaInitModule(fatCubinHandle: *mut *mut c_void) -> c_char {
     // SAFETY: the caller's promise.
-    let answer = match unsafe { binary(fatCubinHandle) } {
+    let answer = run(|| match unsafe { binary(fatCubinHandle) } {
         Some(binary) => binary.initialise(),
         None => Err(Error::cudaErrorInvalidResourceHandle),
-    };
-    c_char::from(error::result(answer) == Error::cudaSuccess)
+    });
+    c_char::from(answer == Error::cudaSuccess)
 }
 const _: signatures::__cudaInitModule = __cudaInitModule;
 

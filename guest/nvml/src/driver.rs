@@ -1,7 +1,7 @@
 //! The CUDA driver: `libcuda.so.1`, opened when the library is initialized.
 
 use std::{
-    ffi::{CStr, c_char, c_int, c_uint},
+    ffi::{CStr, CString, c_char, c_int, c_uint},
     ptr::null_mut,
     sync::{
         OnceLock,
@@ -20,6 +20,15 @@ static STARTED: AtomicUsize = AtomicUsize::new(0);
 
 /// The driver, open.
 pub struct Driver(libloading::Library);
+
+/// What Gantry's driver has for this library alone: queries of devices on this thread succeed, or no
+/// longer, without `cuInit`.
+type Describes = extern "C" fn(bool) -> bool;
+/// Its name.
+const DESCRIBES: &[u8] = b"gantry_cuda_describes";
+/// The same: bytes of a device's memory that this process has allocated.
+type Allocated = extern "C" fn(CUdevice) -> u64;
+const ALLOCATED: &[u8] = b"gantry_cuda_allocated";
 
 /// What the driver reports about a device.
 pub struct Device {
@@ -61,15 +70,36 @@ impl Driver {
             .as_ref()
     }
 
-    /// Initializes the library once more.
+    /// Initializes the library once more. Does not initialize CUDA: a process that only asks about
+    /// devices may fork, and its children compute.
     ///
     /// # Errors
-    /// There is no driver, or it cannot be initialized.
+    /// There is no driver, or no device.
     pub fn start() -> Result<(), nvmlReturn_t> {
         let driver = Self::opened().ok_or(DRIVER_NOT_LOADED)?;
-        cu!(driver, cuInit(0)).map_err(|_| DRIVER_NOT_LOADED)?;
+        match driver.count() {
+            Ok(1..) => {}
+            _ => return Err(DRIVER_NOT_LOADED),
+        }
         STARTED.fetch_add(1, Ordering::AcqRel);
         Ok(())
+    }
+
+    /// Asks the driver about devices, for which CUDA need not be initialized. It is if the driver is
+    /// another one than Gantry's.
+    fn describing<T>(
+        &self,
+        ask: impl FnOnce() -> Result<T, nvmlReturn_t>,
+    ) -> Result<T, nvmlReturn_t> {
+        // SAFETY: the symbol is Gantry's own and has this type.
+        let Ok(describes) = (unsafe { self.0.get::<Describes>(DESCRIBES) }) else {
+            cu!(self, cuInit(0))?;
+            return ask();
+        };
+        let before = describes(true);
+        let told = ask();
+        describes(before);
+        told
     }
 
     /// Shuts the library down once.
@@ -111,13 +141,13 @@ impl Driver {
     /// The driver has failed.
     pub fn count(&self) -> Result<usize, nvmlReturn_t> {
         let mut count = 0;
-        cu!(self, cuDeviceGetCount(&raw mut count))?;
+        self.describing(|| cu!(self, cuDeviceGetCount(&raw mut count)))?;
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
     fn attribute(&self, ordinal: c_int, which: CUdevice_attribute) -> Result<c_int, nvmlReturn_t> {
         let mut value = 0;
-        cu!(self, cuDeviceGetAttribute(&raw mut value, which, ordinal))?;
+        self.describing(|| cu!(self, cuDeviceGetAttribute(&raw mut value, which, ordinal)))?;
         Ok(value)
     }
 
@@ -129,6 +159,10 @@ impl Driver {
         if ordinal >= self.count()? {
             return Err(INVALID_ARGUMENT);
         }
+        self.describing(|| self.described(ordinal))
+    }
+
+    fn described(&self, ordinal: usize) -> Result<Device, nvmlReturn_t> {
         let ordinal = ordinal as c_int;
         let text = |ask: &dyn Fn(*mut c_char, c_int) -> Result<(), nvmlReturn_t>| {
             let mut room = [0 as c_char; 256];
@@ -186,44 +220,84 @@ impl Device {
     /// The driver has failed.
     pub fn total(&self) -> Result<u64, nvmlReturn_t> {
         let mut total = 0usize;
-        cu!(
-            Driver::get()?,
-            cuDeviceTotalMem_v2(&raw mut total, self.ordinal)
-        )?;
+        let driver = Driver::get()?;
+        driver.describing(|| cu!(driver, cuDeviceTotalMem_v2(&raw mut total, self.ordinal)))?;
         Ok(total as u64)
     }
 
-    /// The device's free and total memory. If its primary context is not active and the current
-    /// context, if there is one, is not this device's, all memory counts as free: a query would create
-    /// a context, which takes memory.
+    /// The device's free and total memory. If this process has no context on it, all memory counts as
+    /// free: a query would create a context, which takes memory.
     ///
     /// # Errors
     /// The driver has failed.
     pub fn memory(&self) -> Result<(u64, u64), nvmlReturn_t> {
+        match self.memory_in_use()? {
+            Some(known) => Ok(known),
+            None => self.total().map(|total| (total, total)),
+        }
+    }
+
+    /// Bytes that this process has allocated, or that are in use if the driver is another one than
+    /// Gantry's. None if this process has no context on the device: its primary context is not
+    /// active, and the current context, if there is one, is another device's.
+    ///
+    /// # Errors
+    /// The driver has failed.
+    pub fn used(&self) -> Result<Option<u64>, nvmlReturn_t> {
         let driver = Driver::get()?;
-        let total = self.total()?;
+        let used = |(free, total): (u64, u64)| {
+            // SAFETY: the symbol is Gantry's own and has this type.
+            let allocated = unsafe { driver.0.get::<Allocated>(ALLOCATED) };
+            let (Ok(allocated), Some(ordinal)) = (allocated, self.visible(driver)) else {
+                return total - free;
+            };
+            allocated(ordinal)
+        };
+        Ok(self.memory_in_use()?.map(used))
+    }
+
+    /// The device's ordinal in this process, which `CUDA_VISIBLE_DEVICES` does not affect here. None if
+    /// the program does not see it, or has not called `cuInit`.
+    fn visible(&self, driver: &Driver) -> Option<c_int> {
+        let bus = CString::new(self.bus.as_str()).ok()?;
+        let mut ordinal = 0;
+        cu!(
+            driver,
+            cuDeviceGetByPCIBusId(&raw mut ordinal, bus.as_ptr())
+        )
+        .ok()?;
+        Some(ordinal)
+    }
+
+    /// Free and total memory, if this process has a context.
+    fn memory_in_use(&self) -> Result<Option<(u64, u64)>, nvmlReturn_t> {
+        let driver = Driver::get()?;
+        let Some(ordinal) = self.visible(driver) else {
+            return Ok(None);
+        };
         let (mut flags, mut active): (c_uint, c_int) = (0, 0);
         cu!(
             driver,
-            cuDevicePrimaryCtxGetState(self.ordinal, &raw mut flags, &raw mut active)
+            cuDevicePrimaryCtxGetState(ordinal, &raw mut flags, &raw mut active)
         )?;
         if active != 0 {
-            return self.memory_of_context();
+            return self.memory_of_context().map(Some);
         }
         let (mut current, mut of) = (null_mut(), -1);
         cu!(driver, cuCtxGetCurrent(&raw mut current))?;
         if !current.is_null() {
             cu!(driver, cuCtxGetDevice(&raw mut of))?;
         }
-        if of != self.ordinal {
-            return Ok((total, total));
+        if of != ordinal {
+            return Ok(None);
         }
         let (mut free, mut all) = (0usize, 0usize);
         cu!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut all))?;
-        Ok((free.min(all) as u64, all as u64))
+        Ok(Some((free.min(all) as u64, all as u64)))
     }
 
-    /// The same, as its primary context reports it. The context is created if it is not active.
+    /// The device's free and total memory, as its primary context reports it. Initializes CUDA, and
+    /// creates the context if it is not active.
     ///
     /// # Errors
     /// The driver has failed, or has no memory for a context.
@@ -231,16 +305,15 @@ impl Device {
         let driver = Driver::get()?;
         let (mut free, mut all) = (0usize, 0usize);
         let (mut primary, mut current) = (null_mut(), null_mut());
-        cu!(
-            driver,
-            cuDevicePrimaryCtxRetain(&raw mut primary, self.ordinal)
-        )?;
+        cu!(driver, cuInit(0))?;
+        let ordinal = self.visible(driver).ok_or(NOT_SUPPORTED)?;
+        cu!(driver, cuDevicePrimaryCtxRetain(&raw mut primary, ordinal))?;
         let asked = cu!(driver, cuCtxPushCurrent_v2(primary)).and_then(|()| {
             let asked = cu!(driver, cuMemGetInfo_v2(&raw mut free, &raw mut all));
             let popped = cu!(driver, cuCtxPopCurrent_v2(&raw mut current));
             asked.and(popped)
         });
-        cu!(driver, cuDevicePrimaryCtxRelease_v2(self.ordinal))?;
+        cu!(driver, cuDevicePrimaryCtxRelease_v2(ordinal))?;
         asked?;
         Ok((free.min(all) as u64, all as u64))
     }

@@ -2,7 +2,10 @@
 //! the public CUDA driver API of whatever `libcuda.so.1` the loader finds.
 //!
 //! What that driver does not know is not supported (3): the version of the host's driver, utilization, current clocks,
-//! temperatures, processes. A device's memory is what its application may use: the quota.
+//! temperatures, other processes. A device's memory is what its application may use: the quota.
+//!
+//! Gantry's driver answers queries of devices without `cuInit`, so that a process which only asks may fork, and its
+//! children compute.
 
 #![allow(missing_docs, non_snake_case, non_camel_case_types)]
 
@@ -87,8 +90,52 @@ pub struct nvmlPciInfo_t {
     pub busId: [c_char; 32],
 }
 
+/// `nvmlProcessInfo_v1_t`
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvmlProcessInfo_v1_t {
+    pub pid: c_uint,
+    pub usedGpuMemory: c_ulonglong,
+}
+
+/// `nvmlProcessInfo_v2_t`, also of the third version of the functions.
+#[repr(C)]
+#[derive(Clone, Copy, Debug)]
+pub struct nvmlProcessInfo_v2_t {
+    pub pid: c_uint,
+    pub usedGpuMemory: c_ulonglong,
+    pub gpuInstanceId: c_uint,
+    pub computeInstanceId: c_uint,
+}
+
+/// The instance of a device that is not partitioned.
+const NO_INSTANCE: c_uint = c_uint::MAX;
+
 fn result(answer: Answer) -> nvmlReturn_t {
     answer.err().unwrap_or(SUCCESS)
+}
+
+/// Lists the processes that compute on a device: this one, if it has a context there. `record` makes its record.
+///
+/// # Safety
+/// `count` is null or holds the number of records that there is room for at `to`.
+unsafe fn list_processes<T>(
+    handle: nvmlDevice_t,
+    count: *mut c_uint,
+    to: *mut T,
+    record: impl FnOnce(c_uint, c_ulonglong) -> T,
+) -> Answer {
+    // SAFETY: the caller's promise.
+    let room = *unsafe { count.as_ref() }.ok_or(INVALID_ARGUMENT)?;
+    let used = device(handle)?.used()?;
+    // SAFETY: as above.
+    unsafe { put(count, c_uint::from(used.is_some()))? };
+    match used {
+        None => Ok(()),
+        Some(_) if room == 0 => Err(INSUFFICIENT_SIZE),
+        // SAFETY: as above.
+        Some(used) => unsafe { put(to, record(std::process::id(), used)) },
+    }
 }
 
 /// Writes a result.
@@ -348,6 +395,27 @@ entry_points! {
 
     fn [nvmlDeviceGetPciInfo_v3] (handle: nvmlDevice_t, to: *mut nvmlPciInfo_t) {
         put(to, pci_info(handle)?)
+    }
+
+    fn [nvmlDeviceGetComputeRunningProcesses] (
+        handle: nvmlDevice_t,
+        count: *mut c_uint,
+        to: *mut nvmlProcessInfo_v1_t,
+    ) {
+        list_processes(handle, count, to, |pid, usedGpuMemory| nvmlProcessInfo_v1_t { pid, usedGpuMemory })
+    }
+
+    fn [nvmlDeviceGetComputeRunningProcesses_v2 nvmlDeviceGetComputeRunningProcesses_v3] (
+        handle: nvmlDevice_t,
+        count: *mut c_uint,
+        to: *mut nvmlProcessInfo_v2_t,
+    ) {
+        list_processes(handle, count, to, |pid, usedGpuMemory| nvmlProcessInfo_v2_t {
+            pid,
+            usedGpuMemory,
+            gpuInstanceId: NO_INSTANCE,
+            computeInstanceId: NO_INSTANCE,
+        })
     }
 
     fn [nvmlDeviceGetMemoryInfo] (handle: nvmlDevice_t, to: *mut nvmlMemory_t) {

@@ -22,8 +22,7 @@ refused! {
     nvmlDeviceGetPerformanceState nvmlDeviceGetPersistenceMode nvmlDeviceGetDisplayActive
     nvmlDeviceGetMigMode nvmlDeviceGetMaxMigDeviceCount nvmlDeviceGetMigDeviceHandleByIndex
     nvmlDeviceGetBAR1MemoryInfo nvmlDeviceGetMinorNumber nvmlDeviceGetSerial nvmlDeviceGetBrand
-    nvmlDeviceGetVbiosVersion nvmlDeviceGetComputeRunningProcesses
-    nvmlDeviceGetComputeRunningProcesses_v2 nvmlDeviceGetComputeRunningProcesses_v3
+    nvmlDeviceGetVbiosVersion
     nvmlDeviceGetGraphicsRunningProcesses nvmlDeviceGetGraphicsRunningProcesses_v3
     nvmlDeviceGetProcessUtilization nvmlDeviceGetNvLinkState nvmlDeviceGetNvLinkRemotePciInfo_v2
     nvmlDeviceGetNvLinkRemoteDeviceType nvmlDeviceGetNvLinkCapability nvmlDeviceGetP2PStatus

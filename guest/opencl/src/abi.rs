@@ -5,7 +5,10 @@
 
 use std::ffi::{CStr, c_char, c_void};
 
+use gantry_client::Driver;
 use gantry_remoting::apis::opencl::codes;
+
+use crate::link::{self, OpenCl};
 
 /// The result of most entry points.
 pub type Outcome<T = ()> = Result<T, i32>;
@@ -106,14 +109,23 @@ pub fn bytes<T: Copy>(values: &[T]) -> Vec<u8> {
     unsafe { std::slice::from_raw_parts(values.as_ptr().cast(), size_of_val(values)) }.to_vec()
 }
 
-/// The code of a result.
-pub fn code(outcome: Outcome) -> i32 {
-    outcome.err().unwrap_or(codes::SUCCESS)
+/// Runs a call, unless this process [is forked](link::is_forked). Nothing, and no lock in particular,
+/// precedes the check: other threads of the parent may have held locks.
+pub fn run<T>(call: impl FnOnce() -> Outcome<T>) -> Outcome<T> {
+    if link::is_forked() {
+        return Err(OpenCl::FORKED);
+    }
+    call()
 }
 
-/// Returns a new handle, or null and the error.
-pub fn handle<T>(outcome: Outcome<*mut T>, errcode_ret: *mut i32) -> *mut T {
-    match outcome {
+/// Runs a call and returns its code.
+pub fn code(call: impl FnOnce() -> Outcome) -> i32 {
+    run(call).err().unwrap_or(codes::SUCCESS)
+}
+
+/// Runs a call that returns a new handle, or null and the error.
+pub fn handle<T>(call: impl FnOnce() -> Outcome<*mut T>, errcode_ret: *mut i32) -> *mut T {
+    match run(call) {
         Ok(handle) => {
             set(errcode_ret, codes::SUCCESS);
             handle

@@ -52,7 +52,7 @@ pub extern "C" fn clEnqueueNDRangeKernel(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, kernel) = (get(queue)?, get(kernel)?);
         if queue.it.context.it.id != kernel.it.program.it.context.it.id {
             return Err(codes::INVALID_CONTEXT);
@@ -89,7 +89,7 @@ pub extern "C" fn clEnqueueNDRangeKernel(
                 })
             },
         )
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueTask(
@@ -99,7 +99,7 @@ pub extern "C" fn clEnqueueTask(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, kernel) = (get(queue)?, get(kernel)?);
         if !kernel.it.is_ready() {
             return Err(codes::INVALID_KERNEL_ARGS);
@@ -112,7 +112,7 @@ pub extern "C" fn clEnqueueTask(
                 grid: Grid::Line([1], Some([1]), None),
             })
         })
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueCopyBuffer(
@@ -126,7 +126,7 @@ pub extern "C" fn clEnqueueCopyBuffer(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
         same_context(queue, from)?;
         same_context(queue, to)?;
@@ -148,7 +148,7 @@ pub extern "C" fn clEnqueueCopyBuffer(
                 size,
             })
         })
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueCopyBufferRect(
@@ -166,7 +166,7 @@ pub extern "C" fn clEnqueueCopyBufferRect(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
         same_context(queue, from)?;
         same_context(queue, to)?;
@@ -192,7 +192,7 @@ pub extern "C" fn clEnqueueCopyBufferRect(
                 })
             },
         )
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueCopyImage(
@@ -206,7 +206,7 @@ pub extern "C" fn clEnqueueCopyImage(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
         same_context(queue, from)?;
         same_context(queue, to)?;
@@ -222,7 +222,7 @@ pub extern "C" fn clEnqueueCopyImage(
                 region,
             })
         })
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueCopyImageToBuffer(
@@ -236,7 +236,7 @@ pub extern "C" fn clEnqueueCopyImageToBuffer(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
         same_context(queue, image)?;
         same_context(queue, buffer)?;
@@ -258,7 +258,7 @@ pub extern "C" fn clEnqueueCopyImageToBuffer(
                 })
             },
         )
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueCopyBufferToImage(
@@ -272,7 +272,7 @@ pub extern "C" fn clEnqueueCopyBufferToImage(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
         same_context(queue, image)?;
         same_context(queue, buffer)?;
@@ -294,7 +294,7 @@ pub extern "C" fn clEnqueueCopyBufferToImage(
                 })
             },
         )
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueFillBuffer(
@@ -308,7 +308,7 @@ pub extern "C" fn clEnqueueFillBuffer(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
@@ -331,7 +331,7 @@ pub extern "C" fn clEnqueueFillBuffer(
                 size: size as u64,
             })
         })
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueFillImage(
@@ -344,7 +344,7 @@ pub extern "C" fn clEnqueueFillImage(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
@@ -363,7 +363,7 @@ pub extern "C" fn clEnqueueFillImage(
                 region,
             })
         })
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueMigrateMemObjects(
@@ -375,7 +375,7 @@ pub extern "C" fn clEnqueueMigrateMemObjects(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         let known = codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
         let handles = list(mems, mem_count, codes::INVALID_VALUE)?;
@@ -398,7 +398,7 @@ pub extern "C" fn clEnqueueMigrateMemObjects(
             false,
             |order| Ok(Migrate { order, mems, flags }),
         )
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueMarkerWithWaitList(
@@ -408,11 +408,13 @@ pub extern "C" fn clEnqueueMarkerWithWaitList(
     event: *mut Handle<Event>,
 ) -> i32 {
     let around = Around { count, wait, event };
-    code(get(queue).and_then(|queue| {
-        submit(queue, around, codes::COMMAND_MARKER, false, |order| {
-            Ok(Marker { order })
+    code(|| {
+        get(queue).and_then(|queue| {
+            submit(queue, around, codes::COMMAND_MARKER, false, |order| {
+                Ok(Marker { order })
+            })
         })
-    }))
+    })
 }
 
 pub extern "C" fn clEnqueueBarrierWithWaitList(
@@ -422,11 +424,13 @@ pub extern "C" fn clEnqueueBarrierWithWaitList(
     event: *mut Handle<Event>,
 ) -> i32 {
     let around = Around { count, wait, event };
-    code(get(queue).and_then(|queue| {
-        submit(queue, around, codes::COMMAND_BARRIER, false, |order| {
-            Ok(Barrier { order })
+    code(|| {
+        get(queue).and_then(|queue| {
+            submit(queue, around, codes::COMMAND_BARRIER, false, |order| {
+                Ok(Barrier { order })
+            })
         })
-    }))
+    })
 }
 
 pub extern "C" fn clEnqueueMarker(queue: Handle<Queue>, event: *mut Handle<Event>) -> i32 {

@@ -75,7 +75,7 @@ pub extern "C" fn clCreateContext(
     data: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Context> {
-    let outcome = (|| {
+    let call = || {
         if count == 0 || devices.is_null() || notify.is_none() && !data.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -85,8 +85,8 @@ pub extern "C" fn clCreateContext(
             notify,
             data,
         )
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clCreateContextFromType(
@@ -96,7 +96,7 @@ pub extern "C" fn clCreateContextFromType(
     data: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Context> {
-    let outcome = (|| {
+    let call = || {
         if notify.is_none() && !data.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -122,16 +122,16 @@ pub extern "C" fn clCreateContextFromType(
         }
         devices.truncate(count as usize);
         create(list, &devices, notify, data)
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clRetainContext(context: Handle<Context>) -> i32 {
-    code(object::retain(context))
+    code(|| object::retain(context))
 }
 
 pub extern "C" fn clReleaseContext(context: Handle<Context>) -> i32 {
-    code(object::release(context))
+    code(|| object::release(context))
 }
 
 pub extern "C" fn clGetContextInfo(
@@ -141,7 +141,7 @@ pub extern "C" fn clGetContextInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let context = get(context)?;
         let devices = &context.it.devices;
         let answer = match name {
@@ -157,7 +157,7 @@ pub extern "C" fn clGetContextInfo(
             _ => ask(Target::Context(context.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clSetContextDestructorCallback(
@@ -165,13 +165,13 @@ pub extern "C" fn clSetContextDestructorCallback(
     notify: Option<extern "C" fn(Handle<Context>, *mut c_void)>,
     data: *mut c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let context = get(context)?;
         let entry: ContextDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
         let mut destructors = context.it.destructors.lock_unpoisoned();
         destructors.push(entry);
         Ok(())
-    })())
+    })
 }
 
 fn queue(
@@ -230,8 +230,8 @@ pub extern "C" fn clCreateCommandQueue(
     properties: u64,
     errcode_ret: *mut i32,
 ) -> Handle<Queue> {
-    let outcome = queue(context, device, properties, Vec::new(), Vec::new());
-    handle(outcome, errcode_ret)
+    let call = || queue(context, device, properties, Vec::new(), Vec::new());
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clCreateCommandQueueWithProperties(
@@ -254,18 +254,18 @@ pub extern "C" fn clCreateCommandQueueWithProperties(
     } else {
         all.into_iter().chain([0]).collect()
     };
-    handle(queue(context, device, own, further, array), errcode_ret)
+    handle(|| queue(context, device, own, further, array), errcode_ret)
 }
 
 pub extern "C" fn clRetainCommandQueue(queue: Handle<Queue>) -> i32 {
-    code(object::retain(queue))
+    code(|| object::retain(queue))
 }
 
 pub extern "C" fn clReleaseCommandQueue(queue: Handle<Queue>) -> i32 {
-    code((|| {
+    code(|| {
         flush(&get(queue)?.it)?;
         object::release(queue)
-    })())
+    })
 }
 
 pub extern "C" fn clGetCommandQueueInfo(
@@ -275,7 +275,7 @@ pub extern "C" fn clGetCommandQueueInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         let answer = match name {
             codes::QUEUE_CONTEXT => bytes(&[queue.it.context.pointer()]),
@@ -288,7 +288,7 @@ pub extern "C" fn clGetCommandQueueInfo(
             _ => ask(Target::Queue(queue.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 /// Submits the queue's pending commands to the device.
@@ -303,11 +303,11 @@ fn flush(queue: &Queue) -> Outcome {
 }
 
 pub extern "C" fn clFlush(queue: Handle<Queue>) -> i32 {
-    code(get(queue).and_then(|queue| flush(&queue.it)))
+    code(|| get(queue).and_then(|queue| flush(&queue.it)))
 }
 
 pub extern "C" fn clFinish(queue: Handle<Queue>) -> i32 {
-    code((|| {
+    code(|| {
         let queue = &get(queue)?.it;
         if queue.progress.is_idle() {
             return Ok(());
@@ -316,5 +316,5 @@ pub extern "C" fn clFinish(queue: Handle<Queue>) -> i32 {
         link::connected()?.ask(&Finish { queue: queue.id })?;
         queue.progress.done(mark);
         Ok(())
-    })())
+    })
 }

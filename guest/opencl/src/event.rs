@@ -92,7 +92,7 @@ pub fn submit<C: Call<Answer = ()>>(
 }
 
 pub extern "C" fn clWaitForEvents(count: u32, events: *const Handle<Event>) -> i32 {
-    code((|| {
+    code(|| {
         if count == 0 || events.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -104,7 +104,7 @@ pub extern "C" fn clWaitForEvents(count: u32, events: *const Handle<Event>) -> i
         link::connected()?.ask(&WaitForEvents {
             events: events.iter().map(|event| event.it.id).collect(),
         })
-    })())
+    })
 }
 
 pub extern "C" fn clGetEventInfo(
@@ -114,7 +114,7 @@ pub extern "C" fn clGetEventInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let event = get(event)?;
         let queue = event.it.queue.as_ref();
         let answer = match name {
@@ -127,7 +127,7 @@ pub extern "C" fn clGetEventInfo(
             _ => ask(Target::Event(event.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clGetEventProfilingInfo(
@@ -137,7 +137,7 @@ pub extern "C" fn clGetEventProfilingInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let event = get(event)?;
         let profiled = event
             .it
@@ -149,22 +149,22 @@ pub extern "C" fn clGetEventProfilingInfo(
         }
         let answer = ask(Target::Profiling(event.it.id), name)?;
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clRetainEvent(event: Handle<Event>) -> i32 {
-    code(object::retain(event))
+    code(|| object::retain(event))
 }
 
 pub extern "C" fn clReleaseEvent(event: Handle<Event>) -> i32 {
-    code(object::release(event))
+    code(|| object::release(event))
 }
 
 pub extern "C" fn clCreateUserEvent(
     context: Handle<Context>,
     errcode_ret: *mut i32,
 ) -> Handle<Event> {
-    let outcome = (|| {
+    let call = || {
         let context = get(context)?;
         let link = link::connected()?;
         let id = EventId(link.state.ids.events.take());
@@ -178,12 +178,12 @@ pub extern "C" fn clCreateUserEvent(
             queue: None,
             command: codes::COMMAND_USER,
         }))
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clSetUserEventStatus(event: Handle<Event>, status: i32) -> i32 {
-    code((|| {
+    code(|| {
         let event = get(event)?;
         if event.it.command != codes::COMMAND_USER {
             return Err(codes::INVALID_EVENT);
@@ -196,7 +196,7 @@ pub extern "C" fn clSetUserEventStatus(event: Handle<Event>, status: i32) -> i32
             id: event.it.id,
             status,
         })
-    })())
+    })
 }
 
 pub extern "C" fn clSetEventCallback(
@@ -205,7 +205,7 @@ pub extern "C" fn clSetEventCallback(
     notify: Option<extern "C" fn(Handle<Event>, i32, *mut c_void)>,
     data: *mut c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let object = get(event)?;
         let notify = notify.ok_or(codes::INVALID_VALUE)?;
         if !(codes::COMPLETE as i32..=codes::SUBMITTED as i32).contains(&at) {
@@ -216,7 +216,7 @@ pub extern "C" fn clSetEventCallback(
         when(object, at, move |status| {
             notify(kept.pointer(), status.min(at), data as *mut c_void);
         })
-    })())
+    })
 }
 
 /// A new event that this driver must complete with [`decide`] in any case, since commands may wait

@@ -6,8 +6,8 @@ use std::{
     os::unix::net::UnixStream,
     ptr::null,
     sync::{
-        Mutex, MutexGuard, OnceLock,
-        atomic::{AtomicUsize, Ordering},
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
 };
 
@@ -83,11 +83,13 @@ impl Driver for OpenCl {
     type Status = i32;
     const WORKER_LOST: i32 = codes::OUT_OF_RESOURCES;
     const WINDOW_FULL: i32 = codes::OUT_OF_HOST_MEMORY;
+    // The only error that the specification allows every call.
+    const FORKED: i32 = codes::OUT_OF_HOST_MEMORY;
 
     type State = State;
 
     fn connection() -> &'static Connection<Self> {
-        static LINK: Connection<OpenCl> = OnceLock::new();
+        static LINK: Connection<OpenCl> = Connection::new();
         &LINK
     }
 
@@ -188,11 +190,34 @@ pub fn notify(link: &Link, context: ContextId, callback: Option<(Notify, usize)>
     }
 }
 
-/// Returns the connection, connecting on first use. None if there is no worker.
+/// Returns the connection, connecting on first use. None if there is no worker, or if this process
+/// was forked from one that uses OpenCL.
 pub fn get() -> Option<&'static Link> {
+    let connection = OpenCl::connection();
     #[cfg(test)]
-    OpenCl::connection().get_or_init(|| Link::through(crate::testing::worker()).ok());
+    connection.get_or_init(|| Link::through(crate::testing::worker()).ok());
+    if !connection.is_started() && !connection.is_forked() && !connection.has_failed() {
+        // Whatever the program gets, a child cannot use.
+        connection.start().ok()?;
+        if connect::get::<OpenCl>().is_none() {
+            connection.stop();
+        }
+    }
     connect::get()
+}
+
+/// Whether this process was forked from one that uses OpenCL. Reports this once.
+pub fn is_forked() -> bool {
+    /// Without std's lock of the stream, which another thread of the parent may have held.
+    const SAID: &[u8] = b"gantry-opencl: this process was forked from one that uses OpenCL, and cannot use it: start \
+        it by exec (posix_spawn, multiprocessing's spawn), or fork before the first call\n";
+    static TOLD: AtomicBool = AtomicBool::new(false);
+    let forked = OpenCl::connection().is_forked();
+    if forked && !TOLD.swap(true, Ordering::Relaxed) {
+        // SAFETY: a constant's bytes.
+        unsafe { libc::write(libc::STDERR_FILENO, SAID.as_ptr().cast(), SAID.len()) };
+    }
+    forked
 }
 
 /// Returns the connection of an existing object, whose existence implies that of the connection.

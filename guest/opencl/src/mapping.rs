@@ -86,7 +86,7 @@ pub extern "C" fn clEnqueueMapBuffer(
     event: *mut Handle<Event>,
     errcode_ret: *mut i32,
 ) -> *mut c_void {
-    let outcome = (|| {
+    let call = || {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let (offset, size) = (offset as u64, size as u64);
@@ -115,6 +115,7 @@ pub extern "C" fn clEnqueueMapBuffer(
             return Ok(pointer.cast());
         }
         let start = link.reserve(size)?;
+        link.hand_out(start, size);
         let pointer = link.pointer(start, size)?;
         let host = (!mem.it.host.is_null())
             .then(|| HostRegion::flat(mem.it.host.wrapping_add(offset as usize), size as usize));
@@ -149,8 +150,8 @@ pub extern "C" fn clEnqueueMapBuffer(
         let pointer = host.map_or(pointer, |host| host.start);
         exposed.remember(mem, pointer, kind, stage);
         Ok(pointer.cast())
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 /// Reads what is mapped into its stretch of the window and, if the object is in the application's
@@ -207,7 +208,7 @@ pub extern "C" fn clEnqueueMapImage(
     event: *mut Handle<Event>,
     errcode_ret: *mut i32,
 ) -> *mut c_void {
-    let outcome = (|| {
+    let call = || {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
@@ -229,6 +230,7 @@ pub extern "C" fn clEnqueueMapImage(
         let memory = image_memory(image, region, 0, 0, null_mut())?;
         let size = memory.size() as u64;
         let start = link.reserve(size)?;
+        link.hand_out(start, size);
         let pointer = link.pointer(start, size)?;
         let around = Around { count, wait, event };
         let command = codes::COMMAND_MAP_IMAGE;
@@ -266,8 +268,8 @@ pub extern "C" fn clEnqueueMapImage(
         set(row_pitch, memory.row_pitch);
         set(slice_pitch, if has_slices { memory.slice_pitch } else { 0 });
         Ok(pointer.cast())
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clEnqueueUnmapMemObject(
@@ -278,7 +280,7 @@ pub extern "C" fn clEnqueueUnmapMemObject(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let link = link::connected()?;
@@ -350,5 +352,5 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 }
             }
         }
-    })())
+    })
 }

@@ -71,7 +71,10 @@ fn buffer(
     } else if uses {
         in_window.map(|offset| (offset, 0))
     } else if flags & codes::MEM_ALLOC_HOST_PTR != 0 {
-        link.reserve_shared(size).map(|offset| (offset, size))
+        link.reserve_shared(size).map(|offset| {
+            link.hand_out(offset, size);
+            (offset, size)
+        })
     } else {
         None
     };
@@ -143,7 +146,10 @@ pub extern "C" fn clCreateBuffer(
     host: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Mem> {
-    handle(buffer(context, flags, size, host, Vec::new()), errcode_ret)
+    handle(
+        || buffer(context, flags, size, host, Vec::new()),
+        errcode_ret,
+    )
 }
 
 /// Memory properties. None are known, so only an empty list is valid.
@@ -163,9 +169,11 @@ pub extern "C" fn clCreateBufferWithProperties(
     host: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Mem> {
-    let outcome = none_known(properties)
-        .and_then(|properties| buffer(context, flags, size, host, properties));
-    handle(outcome, errcode_ret)
+    let call = || {
+        let properties = none_known(properties)?;
+        buffer(context, flags, size, host, properties)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clCreateSubBuffer(
@@ -175,7 +183,7 @@ pub extern "C" fn clCreateSubBuffer(
     region: *const c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Mem> {
-    let outcome = (|| {
+    let call = || {
         let of = get(of)?;
         if of.it.parent.is_some() || of.it.image.is_some() {
             return Err(codes::INVALID_MEM_OBJECT);
@@ -251,8 +259,8 @@ pub extern "C" fn clCreateSubBuffer(
             return Err(code);
         }
         Ok(mem)
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 fn image(
@@ -383,7 +391,7 @@ pub extern "C" fn clCreateImage(
     errcode_ret: *mut i32,
 ) -> Handle<Mem> {
     handle(
-        image(context, flags, format, desc, host, Vec::new()),
+        || image(context, flags, format, desc, host, Vec::new()),
         errcode_ret,
     )
 }
@@ -397,9 +405,11 @@ pub extern "C" fn clCreateImageWithProperties(
     host: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Mem> {
-    let outcome = none_known(properties)
-        .and_then(|properties| image(context, flags, format, desc, host, properties));
-    handle(outcome, errcode_ret)
+    let call = || {
+        let properties = none_known(properties)?;
+        image(context, flags, format, desc, host, properties)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clCreateImage2D(
@@ -447,11 +457,11 @@ pub extern "C" fn clCreateImage3D(
 }
 
 pub extern "C" fn clRetainMemObject(mem: Handle<Mem>) -> i32 {
-    code(object::retain(mem))
+    code(|| object::retain(mem))
 }
 
 pub extern "C" fn clReleaseMemObject(mem: Handle<Mem>) -> i32 {
-    code(object::release(mem))
+    code(|| object::release(mem))
 }
 
 pub extern "C" fn clGetSupportedImageFormats(
@@ -462,7 +472,7 @@ pub extern "C" fn clGetSupportedImageFormats(
     formats: *mut ImageFormat,
     count_ret: *mut u32,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let context = get(context)?;
         if !formats.is_null() && count == 0 {
             return Err(codes::INVALID_VALUE);
@@ -484,7 +494,7 @@ pub extern "C" fn clGetSupportedImageFormats(
         }
         set(count_ret, found.len() as u32);
         Ok(())
-    })())
+    })
 }
 
 pub extern "C" fn clGetMemObjectInfo(
@@ -494,7 +504,7 @@ pub extern "C" fn clGetMemObjectInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let mem = get(mem)?;
         let it = &mem.it;
         let kind = it
@@ -524,7 +534,7 @@ pub extern "C" fn clGetMemObjectInfo(
             _ => ask(Target::Mem(it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clGetImageInfo(
@@ -534,7 +544,7 @@ pub extern "C" fn clGetImageInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let mem = get(mem)?;
         if mem.it.image.is_none() {
             return Err(codes::INVALID_MEM_OBJECT);
@@ -547,7 +557,7 @@ pub extern "C" fn clGetImageInfo(
             _ => ask(Target::Image(mem.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clSetMemObjectDestructorCallback(
@@ -555,13 +565,13 @@ pub extern "C" fn clSetMemObjectDestructorCallback(
     notify: Option<extern "C" fn(*mut c_void, *mut c_void)>,
     data: *mut c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let mem = get(mem)?;
         let entry: MemDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
         let mut destructors = mem.it.destructors.lock_unpoisoned();
         destructors.push(entry);
         Ok(())
-    })())
+    })
 }
 
 /// Whether there is no reason to refuse such a sampler. The host's driver decides what the
@@ -629,7 +639,7 @@ pub extern "C" fn clCreateSampler(
     errcode_ret: *mut i32,
 ) -> Handle<Sampler> {
     handle(
-        sampler(context, normalized, addressing, filter),
+        || sampler(context, normalized, addressing, filter),
         errcode_ret,
     )
 }
@@ -639,7 +649,7 @@ pub extern "C" fn clCreateSamplerWithProperties(
     list: *const isize,
     errcode_ret: *mut i32,
 ) -> Handle<Sampler> {
-    let outcome = (|| {
+    let call = || {
         let (mut normalized, mut addressing, mut filter) =
             (1, codes::ADDRESS_CLAMP, codes::FILTER_NEAREST);
         for pair in properties(list).as_chunks::<2>().0 {
@@ -651,16 +661,16 @@ pub extern "C" fn clCreateSamplerWithProperties(
             }
         }
         sampler(context, normalized, addressing, filter)
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clRetainSampler(sampler: Handle<Sampler>) -> i32 {
-    code(object::retain(sampler))
+    code(|| object::retain(sampler))
 }
 
 pub extern "C" fn clReleaseSampler(sampler: Handle<Sampler>) -> i32 {
-    code(object::release(sampler))
+    code(|| object::release(sampler))
 }
 
 pub extern "C" fn clGetSamplerInfo(
@@ -670,7 +680,7 @@ pub extern "C" fn clGetSamplerInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let sampler = get(sampler)?;
         let answer = match name {
             codes::SAMPLER_REFERENCE_COUNT => bytes(&[sampler.count()]),
@@ -678,7 +688,7 @@ pub extern "C" fn clGetSamplerInfo(
             _ => ask(Target::Sampler(sampler.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 #[cfg(test)]

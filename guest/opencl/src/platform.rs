@@ -65,7 +65,7 @@ pub extern "C" fn clIcdGetPlatformIDsKHR(
     platforms: *mut Handle<Platform>,
     count_ret: *mut u32,
 ) -> i32 {
-    code((|| {
+    code(|| {
         if !platforms.is_null() && count == 0 || platforms.is_null() && count_ret.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -78,7 +78,7 @@ pub extern "C" fn clIcdGetPlatformIDsKHR(
         }
         set(count_ret, all.len() as u32);
         Ok(())
-    })())
+    })
 }
 
 pub extern "C" fn clGetPlatformIDs(
@@ -129,7 +129,7 @@ pub extern "C" fn clGetPlatformInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let id = get(platform)?.it.id;
         let ask = |name| ask(Target::Platform(id), name);
         let answer = match name {
@@ -145,7 +145,7 @@ pub extern "C" fn clGetPlatformInfo(
             _ => ask(name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clGetDeviceIDs(
@@ -155,7 +155,7 @@ pub extern "C" fn clGetDeviceIDs(
     devices: *mut Handle<Device>,
     count_ret: *mut u32,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let platform = get(platform)?;
         if !devices.is_null() && count == 0 || devices.is_null() && count_ret.is_null() {
             return Err(codes::INVALID_VALUE);
@@ -192,7 +192,7 @@ pub extern "C" fn clGetDeviceIDs(
         }
         set(count_ret, found.len() as u32);
         Ok(())
-    })())
+    })
 }
 
 /// A numeric limit of a device.
@@ -232,7 +232,7 @@ pub extern "C" fn clGetDeviceInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let device = get(device)?;
         let id = device.it.id;
         let answer = match name {
@@ -259,7 +259,7 @@ pub extern "C" fn clGetDeviceInfo(
             _ => told::answer(id, name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clCreateSubDevices(
@@ -269,7 +269,7 @@ pub extern "C" fn clCreateSubDevices(
     devices: *mut Handle<Device>,
     count_ret: *mut u32,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let parent = get(device)?;
         let link = link::connected()?;
         // The only kind of list with an inner terminator: partition by counts.
@@ -325,21 +325,21 @@ pub extern "C" fn clCreateSubDevices(
             set(devices.wrapping_add(index), device);
         }
         Ok(())
-    })())
+    })
 }
 
 pub extern "C" fn clRetainDevice(device: Handle<Device>) -> i32 {
-    code((|| match &get(device)?.it.parent {
+    code(|| match &get(device)?.it.parent {
         Some(_) => object::retain(device),
         None => Ok(()),
-    })())
+    })
 }
 
 pub extern "C" fn clReleaseDevice(device: Handle<Device>) -> i32 {
-    code((|| match &get(device)?.it.parent {
+    code(|| match &get(device)?.it.parent {
         Some(_) => object::release(device),
         None => Ok(()),
-    })())
+    })
 }
 
 pub extern "C" fn clGetDeviceAndHostTimer(
@@ -347,7 +347,7 @@ pub extern "C" fn clGetDeviceAndHostTimer(
     there: *mut u64,
     here: *mut u64,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let device = get(device)?;
         let (a, b) = link::connected()?.ask(&calls::Timers {
             device: device.it.id,
@@ -358,7 +358,7 @@ pub extern "C" fn clGetDeviceAndHostTimer(
         set(there, a);
         set(here, b);
         Ok(())
-    })())
+    })
 }
 
 pub extern "C" fn clGetHostTimer(device: Handle<Device>, here: *mut u64) -> i32 {
@@ -382,7 +382,7 @@ pub extern "C" fn clGetExtensionFunctionAddressForPlatform(
 }
 
 pub extern "C" fn clUnloadPlatformCompiler(platform: Handle<Platform>) -> i32 {
-    code(get(platform).map(drop))
+    code(|| get(platform).map(drop))
 }
 
 pub extern "C" fn clUnloadCompiler() -> i32 {

@@ -20,7 +20,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    abi::{Outcome, array, bytes, code, copy, give, handle, list, same, set, text},
+    abi::{self, Outcome, array, bytes, code, copy, give, handle, list, same, set, text},
     include::{self, Included},
     link,
     object::{
@@ -71,7 +71,7 @@ pub extern "C" fn clCreateProgramWithSource(
     lengths: *const usize,
     errcode_ret: *mut i32,
 ) -> Handle<Program> {
-    let outcome = (|| {
+    let call = || {
         let context = get(context)?;
         let strings = array(strings, count as usize);
         if strings.is_empty() || strings.iter().any(|string| string.is_null()) {
@@ -87,8 +87,8 @@ pub extern "C" fn clCreateProgramWithSource(
         }
         let devices = context.it.devices.clone();
         create(context, devices, ProgramOrigin::Source(Blob(source)))
-    })();
-    handle(outcome.map(|(program, _)| program), errcode_ret)
+    };
+    handle(|| call().map(|(program, _)| program), errcode_ret)
 }
 
 pub extern "C" fn clCreateProgramWithBinary(
@@ -100,7 +100,7 @@ pub extern "C" fn clCreateProgramWithBinary(
     statuses: *mut i32,
     errcode_ret: *mut i32,
 ) -> Handle<Program> {
-    let outcome = (|| {
+    let call = || {
         let context = get(context)?;
         let devices = keep_all(&array(devices, count as usize))?;
         let (lengths, binaries) = (
@@ -121,17 +121,15 @@ pub extern "C" fn clCreateProgramWithBinary(
             }
             list.push((device.it.id, Blob(array(binaries[index], lengths[index]))));
         }
-        create(context, devices, ProgramOrigin::Binary(list))
-    })();
-    let outcome = outcome.map(|(program, got)| {
+        let (program, got) = create(context, devices, ProgramOrigin::Binary(list))?;
         if !statuses.is_null() {
             for (index, status) in got.into_iter().enumerate() {
                 set(statuses.wrapping_add(index), status);
             }
         }
-        program
-    });
-    handle(outcome, errcode_ret)
+        Ok(program)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clCreateProgramWithIL(
@@ -140,15 +138,15 @@ pub extern "C" fn clCreateProgramWithIL(
     length: usize,
     errcode_ret: *mut i32,
 ) -> Handle<Program> {
-    let outcome = (|| {
+    let call = || {
         let context = get(context)?;
         if il.is_null() || length == 0 {
             return Err(codes::INVALID_VALUE);
         }
         let il = Blob(array(il.cast(), length));
         create(context, context.it.devices.clone(), ProgramOrigin::Il(il))
-    })();
-    handle(outcome.map(|(program, _)| program), errcode_ret)
+    };
+    handle(|| call().map(|(program, _)| program), errcode_ret)
 }
 
 pub extern "C" fn clCreateProgramWithBuiltInKernels(
@@ -158,7 +156,7 @@ pub extern "C" fn clCreateProgramWithBuiltInKernels(
     names: *const c_char,
     errcode_ret: *mut i32,
 ) -> Handle<Program> {
-    let outcome = (|| {
+    let call = || {
         let context = get(context)?;
         let devices = keep_all(&array(devices, count as usize))?;
         if devices.is_empty() || names.is_null() {
@@ -170,16 +168,16 @@ pub extern "C" fn clCreateProgramWithBuiltInKernels(
             devices,
             ProgramOrigin::BuiltIn(ids, Blob(text(names))),
         )
-    })();
-    handle(outcome.map(|(program, _)| program), errcode_ret)
+    };
+    handle(|| call().map(|(program, _)| program), errcode_ret)
 }
 
 pub extern "C" fn clRetainProgram(program: Handle<Program>) -> i32 {
-    code(object::retain(program))
+    code(|| object::retain(program))
 }
 
 pub extern "C" fn clReleaseProgram(program: Handle<Program>) -> i32 {
-    code(object::release(program))
+    code(|| object::release(program))
 }
 
 fn device_ids(count: u32, devices: *const Handle<Device>) -> Outcome<Vec<DeviceId>> {
@@ -237,7 +235,7 @@ pub extern "C" fn clBuildProgram(
     notify: Notify,
     data: *mut c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let program = get(program)?;
         let included = included(&program.it, &[], options);
         let call = BuildProgram {
@@ -248,7 +246,7 @@ pub extern "C" fn clBuildProgram(
             included: included.headers,
         };
         run(program, notify, data, move || link::connected()?.ask(&call))
-    })())
+    })
 }
 
 pub extern "C" fn clCompileProgram(
@@ -262,7 +260,7 @@ pub extern "C" fn clCompileProgram(
     notify: Notify,
     data: *mut c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let program = get(program)?;
         let headers = keep_all(&list(headers, header_count, codes::INVALID_VALUE)?)?;
         let included = included(&program.it, &headers, options);
@@ -281,7 +279,7 @@ pub extern "C" fn clCompileProgram(
             headers,
         };
         run(program, notify, data, move || link::connected()?.ask(&call))
-    })())
+    })
 }
 
 pub extern "C" fn clLinkProgram(
@@ -295,7 +293,7 @@ pub extern "C" fn clLinkProgram(
     data: *mut c_void,
     errcode_ret: *mut i32,
 ) -> Handle<Program> {
-    let outcome = (|| {
+    let call = || {
         let context = get(context)?;
         if notify.is_none() && !data.is_null() || input_count == 0 {
             return Err(codes::INVALID_VALUE);
@@ -331,8 +329,8 @@ pub extern "C" fn clLinkProgram(
                 Err(code)
             }
         }
-    })();
-    match outcome {
+    };
+    match abi::run(call) {
         Ok((program, code)) => {
             set(errcode_ret, if notify.is_some() { 0 } else { code });
             if let Some(notify) = notify {
@@ -354,7 +352,7 @@ pub extern "C" fn clGetProgramInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let program = get(program)?;
         let it = &program.it;
         let answer = match name {
@@ -371,7 +369,7 @@ pub extern "C" fn clGetProgramInfo(
             _ => ask(Target::Program(it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 /// The caller passes an array of pointers to buffers of the sizes that it was told.
@@ -407,7 +405,7 @@ pub extern "C" fn clGetProgramBuildInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let (program, device) = (get(program)?, get(device)?);
         let mut answer = ask(Target::Build(program.it.id, device.it.id), name)?;
         let own = program.it.options.lock();
@@ -418,7 +416,7 @@ pub extern "C" fn clGetProgramBuildInfo(
             answer.push(0);
         }
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clSetProgramSpecializationConstant(
@@ -427,7 +425,7 @@ pub extern "C" fn clSetProgramSpecializationConstant(
     size: usize,
     value: *const c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let program = get(program)?;
         // A null value is for the host's driver to refuse, which first checks that the program has
         // constants.
@@ -436,7 +434,7 @@ pub extern "C" fn clSetProgramSpecializationConstant(
             constant,
             value: Blob(array(value.cast(), size)),
         })
-    })())
+    })
 }
 
 fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
@@ -473,14 +471,14 @@ pub extern "C" fn clCreateKernel(
     name: *const c_char,
     errcode_ret: *mut i32,
 ) -> Handle<Kernel> {
-    let outcome = (|| {
+    let call = || {
         let program = get(program)?;
         if name.is_null() {
             return Err(codes::INVALID_VALUE);
         }
         kernel(program, text(name))
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clCreateKernelsInProgram(
@@ -489,7 +487,7 @@ pub extern "C" fn clCreateKernelsInProgram(
     kernels: *mut Handle<Kernel>,
     count_ret: *mut u32,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let program = get(program)?;
         let names = ask(Target::Program(program.it.id), codes::PROGRAM_KERNEL_NAMES)?;
         let names: Vec<_> = names
@@ -507,11 +505,11 @@ pub extern "C" fn clCreateKernelsInProgram(
             set(kernels.wrapping_add(index), kernel(program, name.to_vec())?);
         }
         Ok(())
-    })())
+    })
 }
 
 pub extern "C" fn clCloneKernel(source: Handle<Kernel>, errcode_ret: *mut i32) -> Handle<Kernel> {
-    let outcome = (|| {
+    let call = || {
         let source = get(source)?;
         let link = link::connected()?;
         let id = KernelId(link.state.ids.kernels.take());
@@ -531,16 +529,16 @@ pub extern "C" fn clCloneKernel(source: Handle<Kernel>, errcode_ret: *mut i32) -
             return Err(code);
         }
         Ok(kernel)
-    })();
-    handle(outcome, errcode_ret)
+    };
+    handle(call, errcode_ret)
 }
 
 pub extern "C" fn clRetainKernel(kernel: Handle<Kernel>) -> i32 {
-    code(object::retain(kernel))
+    code(|| object::retain(kernel))
 }
 
 pub extern "C" fn clReleaseKernel(kernel: Handle<Kernel>) -> i32 {
-    code(object::release(kernel))
+    code(|| object::release(kernel))
 }
 
 fn mem(value: *const c_void) -> Outcome<Option<MemId>> {
@@ -605,7 +603,7 @@ pub extern "C" fn clSetKernelArg(
     size: usize,
     value: *const c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let kernel = get(kernel)?;
         let place = kernel
             .it
@@ -653,7 +651,7 @@ pub extern "C" fn clSetKernelArg(
         // Another thread that was faster has learned the same.
         let _ = place.set(kind);
         Ok(())
-    })())
+    })
 }
 
 /// Replaces the bytes of an argument, which the driver has accepted, by the same number of other
@@ -703,7 +701,7 @@ pub extern "C" fn clGetKernelInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let kernel = get(kernel)?;
         let program = &kernel.it.program;
         let answer = match name {
@@ -714,7 +712,7 @@ pub extern "C" fn clGetKernelInfo(
             _ => ask(Target::Kernel(kernel.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })())
+    })
 }
 
 fn optional(device: Handle<Device>) -> Outcome<Option<DeviceId>> {
@@ -732,11 +730,11 @@ pub extern "C" fn clGetKernelWorkGroupInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let kernel = get(kernel)?;
         let target = Target::WorkGroup(kernel.it.id, optional(device)?);
         give(&ask(target, name)?, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clGetKernelArgInfo(
@@ -747,11 +745,11 @@ pub extern "C" fn clGetKernelArgInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let kernel = get(kernel)?;
         let target = Target::Argument(kernel.it.id, index);
         give(&ask(target, name)?, size, value, size_ret)
-    })())
+    })
 }
 
 pub extern "C" fn clGetKernelSubGroupInfo(
@@ -764,12 +762,12 @@ pub extern "C" fn clGetKernelSubGroupInfo(
     value: *mut c_void,
     size_ret: *mut usize,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let kernel = get(kernel)?;
         let input = Blob(array(input.cast(), input_size));
         let target = Target::SubGroup(kernel.it.id, optional(device)?, input);
         give(&ask(target, name)?, size, value, size_ret)
-    })())
+    })
 }
 
 #[cfg(test)]

@@ -43,18 +43,18 @@ creations! {
 
 /// No buffer or image has an OpenGL object.
 pub extern "C" fn gl_object(mem: Handle<Mem>) -> i32 {
-    code((|| {
+    code(|| {
         get(mem)?;
         Err(codes::INVALID_GL_OBJECT)
-    })())
+    })
 }
 
 /// No queue's context is created from an OpenGL context.
 pub extern "C" fn gl_queue(queue: Handle<Queue>) -> i32 {
-    code((|| {
+    code(|| {
         get(queue)?;
         Err(codes::INVALID_CONTEXT)
-    })())
+    })
 }
 
 /// Devices report that they have no pipes.
@@ -82,10 +82,10 @@ pub extern "C" fn clSetCommandQueueProperty(
     _: u32,
     old: *mut u64,
 ) -> i32 {
-    code((|| {
+    code(|| {
         set(old, get(queue)?.it.properties);
         Err(codes::INVALID_OPERATION)
-    })())
+    })
 }
 
 /// This driver has no device-side queues.
@@ -94,12 +94,12 @@ pub extern "C" fn clSetDefaultDeviceCommandQueue(
     device: Handle<Device>,
     queue: Handle<Queue>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         get(context)?;
         get(device)?;
         get(queue)?;
         Err(codes::INVALID_OPERATION)
-    })())
+    })
 }
 
 /// Deprecated since OpenCL 2.2; refused by devices without global constructors.
@@ -108,8 +108,8 @@ pub extern "C" fn clSetProgramReleaseCallback(
     _: *const c_void,
     _: *mut c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         get(program)?;
         Err(codes::INVALID_OPERATION)
-    })())
+    })
 }

@@ -34,7 +34,7 @@ use gantry_remoting::{
 };
 
 use crate::{
-    abi::{Outcome, array, code, list, set},
+    abi::{Outcome, array, code, list, run, set},
     event::{Around, decide, submit, undecided, when_complete},
     link::{self, Link},
     object::{self, Context, Device, Event, Handle, Kernel, Object, Own, Queue, Set, get},
@@ -189,8 +189,10 @@ fn share(link: &Link, length: u64) -> Option<u64> {
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
         .ok()?;
     let offset = link.try_reserve_aliased(length);
-    if offset.is_none() {
-        IN_WINDOW.fetch_sub(length, Ordering::Relaxed);
+    match offset {
+        // Before it gets its second address, which children inherit if they inherit the first one.
+        Some(offset) => link.hand_out(offset, length),
+        None => drop(IN_WINDOW.fetch_sub(length, Ordering::Relaxed)),
     }
     offset
 }
@@ -342,7 +344,8 @@ pub extern "C" fn clSVMAlloc(
     size: usize,
     alignment: u32,
 ) -> *mut c_void {
-    alloc(context, flags, size, alignment).map_or(null_mut(), |start| start as *mut c_void)
+    let start = run(|| alloc(context, flags, size, alignment));
+    start.map_or(null_mut(), |start| start as *mut c_void)
 }
 
 /// Frees an allocation: in this process first, so that its address is free when the worker reuses
@@ -365,9 +368,11 @@ fn free(pointer: usize) {
 }
 
 pub extern "C" fn clSVMFree(context: Handle<Context>, pointer: *mut c_void) {
-    if get(context).is_ok() {
+    let _ = run(|| {
+        get(context)?;
         free(pointer as usize);
-    }
+        Ok(())
+    });
 }
 
 /// `clEnqueueSVMFree`'s callback: queue, number of pointers, the pointers, the application's data.
@@ -383,7 +388,7 @@ pub extern "C" fn clEnqueueSVMFree(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         need(queue)?;
         let pointers: Vec<usize> = list(pointers, pointer_count, codes::INVALID_VALUE)?
@@ -438,7 +443,7 @@ pub extern "C" fn clEnqueueSVMFree(
             set(event, own);
         }
         ordered
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueSVMMemcpy(
@@ -451,7 +456,7 @@ pub extern "C" fn clEnqueueSVMMemcpy(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         need(queue)?;
         let around = Around { count, wait, event };
@@ -499,7 +504,7 @@ pub extern "C" fn clEnqueueSVMMemcpy(
                 bytes_between(queue, there, blocking, memory, true, around)
             }
         }
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueSVMMemFill(
@@ -512,7 +517,7 @@ pub extern "C" fn clEnqueueSVMMemFill(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         need(queue)?;
         if pointer.is_null()
@@ -535,7 +540,7 @@ pub extern "C" fn clEnqueueSVMMemFill(
                 size: size as u64,
             })
         })
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueSVMMap(
@@ -548,7 +553,7 @@ pub extern "C" fn clEnqueueSVMMap(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         need(queue)?;
         let write = codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION;
@@ -586,7 +591,7 @@ pub extern "C" fn clEnqueueSVMMap(
             });
         });
         Ok(())
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueSVMUnmap(
@@ -596,7 +601,7 @@ pub extern "C" fn clEnqueueSVMUnmap(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         need(queue)?;
         inside(queue, pointer, 1)?;
@@ -624,7 +629,7 @@ pub extern "C" fn clEnqueueSVMUnmap(
             place(&allocation.maps).map(|at| allocation.maps.remove(at))
         });
         Ok(())
-    })())
+    })
 }
 
 pub extern "C" fn clEnqueueSVMMigrateMem(
@@ -637,7 +642,7 @@ pub extern "C" fn clEnqueueSVMMigrateMem(
     wait: *const Handle<Event>,
     event: *mut Handle<Event>,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let queue = get(queue)?;
         need(queue)?;
         let known = codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
@@ -661,7 +666,7 @@ pub extern "C" fn clEnqueueSVMMigrateMem(
                 flags,
             })
         })
-    })())
+    })
 }
 
 pub extern "C" fn clSetKernelArgSVMPointer(
@@ -669,7 +674,7 @@ pub extern "C" fn clSetKernelArgSVMPointer(
     index: u32,
     pointer: *const c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let kernel = get(kernel)?;
         let context = &kernel.it.program.it.context;
         if !context.it.devices.iter().any(|device| offered(device)) {
@@ -688,7 +693,7 @@ pub extern "C" fn clSetKernelArgSVMPointer(
             value: Value::Svm((!pointer.is_null()).then_some(pointer as u64)),
         };
         give_argument(known, Set::Svm, &call)
-    })())
+    })
 }
 
 pub extern "C" fn clSetKernelExecInfo(
@@ -697,7 +702,7 @@ pub extern "C" fn clSetKernelExecInfo(
     size: usize,
     value: *const c_void,
 ) -> i32 {
-    code((|| {
+    code(|| {
         let kernel = get(kernel)?;
         let context = &kernel.it.program.it.context;
         if !context.it.devices.iter().any(|device| offered(device)) {
@@ -729,7 +734,7 @@ pub extern "C" fn clSetKernelExecInfo(
             }
             _ => Err(codes::INVALID_VALUE),
         }
-    })())
+    })
 }
 
 #[cfg(test)]

@@ -287,9 +287,7 @@ pub extern "C" fn clEnqueueReadBuffer(
     event: *mut Handle<Event>,
 ) -> i32 {
     let around = Around { count, wait, event };
-    code(copy(
-        queue, mem, blocking, offset, size, pointer, false, around,
-    ))
+    code(|| copy(queue, mem, blocking, offset, size, pointer, false, around))
 }
 
 pub extern "C" fn clEnqueueWriteBuffer(
@@ -304,9 +302,7 @@ pub extern "C" fn clEnqueueWriteBuffer(
     event: *mut Handle<Event>,
 ) -> i32 {
     let around = Around { count, wait, event };
-    code(copy(
-        queue, mem, blocking, offset, size, pointer, true, around,
-    ))
+    code(|| copy(queue, mem, blocking, offset, size, pointer, true, around))
 }
 
 /// Checks the origin, region and pitches of a rectangle in `size` bytes. Returns the resolved
@@ -429,7 +425,7 @@ pub extern "C" fn clEnqueueReadBufferRect(
         pointer,
     };
     let around = Around { count, wait, event };
-    code(rect(queue, mem, blocking, &call, false, around))
+    code(|| rect(queue, mem, blocking, &call, false, around))
 }
 
 pub extern "C" fn clEnqueueWriteBufferRect(
@@ -456,7 +452,7 @@ pub extern "C" fn clEnqueueWriteBufferRect(
         pointer,
     };
     let around = Around { count, wait, event };
-    code(rect(queue, mem, blocking, &call, true, around))
+    code(|| rect(queue, mem, blocking, &call, true, around))
 }
 
 /// Checks that a region is inside an image.
@@ -583,7 +579,7 @@ pub extern "C" fn clEnqueueReadImage(
         pointer,
     };
     let around = Around { count, wait, event };
-    code(image(queue, mem, blocking, &call, false, around))
+    code(|| image(queue, mem, blocking, &call, false, around))
 }
 
 pub extern "C" fn clEnqueueWriteImage(
@@ -606,5 +602,5 @@ pub extern "C" fn clEnqueueWriteImage(
         pointer,
     };
     let around = Around { count, wait, event };
-    code(image(queue, mem, blocking, &call, true, around))
+    code(|| image(queue, mem, blocking, &call, true, around))
 }

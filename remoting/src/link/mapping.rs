@@ -204,6 +204,43 @@ impl Window {
         Ok(())
     }
 
+    /// Keeps the window from children that this process forks: a child must not use its parent's rings. Of a device's
+    /// memory only the rings are kept from them, since what is kept stays so.
+    pub fn keep_from_children(&self) {
+        if let Some(mapping) = &self.mapping {
+            let length = if self.weak.load(Ordering::Relaxed) {
+                self.data() as usize
+            } else {
+                mapping.len()
+            };
+            // A child that has the rings does not use them, either.
+            let _ = mapping.inherit(0, length, false);
+        }
+    }
+
+    /// Lets children inherit a range of the data (whole pages), which they then share with this process.
+    pub fn let_children_inherit(&self, offset: u64, length: u64) {
+        if self.weak.load(Ordering::Relaxed) || self.at(offset, length).is_none() {
+            return;
+        }
+        if let Some(mapping) = &self.mapping {
+            let _ = mapping.inherit(offset as usize, length as usize, true);
+        }
+    }
+
+    /// Called in a child that inherits the data of its parent's window and has no pointer to it: frees its addresses.
+    /// Does nothing where [`keep_from_children`](Self::keep_from_children) has left no data to a child.
+    ///
+    /// # Safety
+    /// Nobody accesses the window in this process, ever again.
+    pub unsafe fn leave_to_parent(&self) {
+        if self.weak.load(Ordering::Relaxed) && self.mapping.is_some() {
+            let (start, length) = (self.data(), self.size - self.data());
+            // SAFETY: within the mapping, which is inherited as a whole but for the rings; the caller's promise.
+            unsafe { libc::munmap(self.base.add(start as usize).cast(), length as usize) };
+        }
+    }
+
     /// Replaces the window's memory by private memory, for threads that may still access it after the device behind it
     /// has gone. Does nothing if the memory is not this window's own mapping.
     pub fn retire(&self) {
@@ -272,6 +309,44 @@ mod tests {
         let there = Window::map_slice(&second, SMALLEST, SMALLEST, 1 << 16).unwrap();
         // SAFETY: as above.
         assert_eq!(unsafe { there.at(there.data(), 8).unwrap().read() }, 2);
+    }
+
+    #[test]
+    fn a_child_has_of_a_window_only_what_it_is_let_inherit() {
+        const BLOCK: u64 = 2 << 20;
+        let file = create(4 * SMALLEST).unwrap();
+        for weak in [false, true] {
+            let window = Window::new(&file, 0, 4 * SMALLEST, 1 << 16, weak).unwrap();
+            window.keep_from_children();
+            window.let_children_inherit(window.data() + BLOCK, BLOCK);
+            window.let_children_inherit(u64::MAX - BLOCK, BLOCK);
+            let start = window.at(window.data(), 0).unwrap();
+            let places = [
+                start.wrapping_sub(window.data() as usize),
+                start,
+                start.wrapping_add(BLOCK as usize),
+                start.wrapping_add(2 * BLOCK as usize),
+            ];
+            // SAFETY: the child only makes system calls.
+            let child = unsafe { libc::fork() };
+            if child == 0 {
+                let mut seen = 0u8;
+                let has = places.map(|at| {
+                    // SAFETY: one entry, for a page that may be missing.
+                    i32::from(unsafe { libc::mincore(at.cast(), 4096, &raw mut seen) } == 0)
+                });
+                let told = has.iter().fold(0, |told, has| told << 1 | has);
+                // SAFETY: ends the child without running anything else.
+                unsafe { libc::_exit(told) };
+            }
+            let mut status = 0;
+            // SAFETY: a local.
+            unsafe { libc::waitpid(child, &raw mut status, 0) };
+            assert!(libc::WIFEXITED(status));
+            // Of a device's memory, the rings are kept from it.
+            let expected = if weak { 0b0111 } else { 0b0010 };
+            assert_eq!(libc::WEXITSTATUS(status), expected, "{weak}");
+        }
     }
 
     #[test]

@@ -120,7 +120,10 @@ impl DoorbellPage {
     /// Maps the page at this offset of the doorbells' file.
     pub fn map(file: &OwnedFd, offset: u64) -> std::io::Result<Self> {
         let len = crate::port::DOORBELL as usize;
-        Mapping::shared(file, offset, len, Access::ReadWrite).map(Self)
+        let page = Mapping::shared(file, offset, len, Access::ReadWrite)?;
+        // A child that this process forks must not ring for its parent. If it has the page, it does not use it.
+        let _ = page.inherit(0, len, false);
+        Ok(Self(page))
     }
 
     /// Rings: a store that exits the guest for as long as signalling an eventfd takes.

@@ -55,7 +55,7 @@ fn libraries(folder: &Path) -> PathBuf {
 }
 
 /// The newest archive of a crate's name beside this program: Cargo keeps one per set of features.
-fn archive(name: &str) -> PathBuf {
+pub fn archive(name: &str) -> PathBuf {
     let folder = beside("");
     let all = std::fs::read_dir(folder).expect("Cargo's folder can be read");
     let all = all.filter_map(Result::ok).map(|entry| entry.path());

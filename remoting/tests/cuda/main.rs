@@ -15,6 +15,7 @@ mod driver;
 #[path = "../../../tests/cuda-driver/tests/cuda/errors.rs"]
 mod errors;
 mod exits;
+mod fork;
 #[path = "../../../tests/cuda-driver/tests/cuda/graphs.rs"]
 mod graphs;
 mod hostile;

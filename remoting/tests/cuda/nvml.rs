@@ -140,6 +140,31 @@ fn programs_find_the_devices_and_their_memory() {
     ok!(cuMemAlloc_v2(&mut at, 64 << 20));
     ask(&mut memory);
     assert!(memory[1] + (64 << 20) <= before, "{memory:?} {before}");
+    // As PyTorch does when it runs out of memory: by PCI address, with room for eight.
+    type Processes = unsafe extern "C" fn(usize, *mut c_uint, *mut [u64; 24]) -> c_int;
+    let own = u64::from(std::process::id());
+    for (version, record) in [("", 2), ("_v2", 3), ("_v3", 3)] {
+        let name = format!("nvmlDeviceGetComputeRunningProcesses{version}");
+        // SAFETY: the signature is the API's; there is room for eight records of any version.
+        let listed = |room: c_uint| unsafe {
+            let function = library.get::<Processes>(name.as_bytes());
+            let function = function.expect("it is exported");
+            let (mut count, mut records) = (room, [0xee; 24]);
+            let code = function(by_bus, &mut count, &mut records);
+            (code, count, records)
+        };
+        let (code, count, records) = listed(8);
+        assert_eq!((code, count), (0, 1), "{name}");
+        // A process ID has four bytes, and four more that nobody reads.
+        assert_eq!(records[0] & 0xffff_ffff, own, "{name}");
+        assert!(records[1] >= 64 << 20, "{name}: {records:?}");
+        if record == 3 {
+            assert_eq!(records[2], u64::MAX, "{name}: the device has no instances");
+        }
+        assert_eq!(records[record..], [0xee; 24][record..], "{name}");
+        let (code, count, records) = listed(0);
+        assert_eq!((code, count, records), (7, 1, [0xee; 24]), "{name}");
+    }
     ok!(cuMemFree_v2(at));
     // What the driver knows as well, in units of this library's.
     type Number = unsafe extern "C" fn(usize, *mut c_uint) -> c_int;

@@ -64,6 +64,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         natively::late,
     ),
     (
+        "opencl: children of fork are refused, share what is mapped, and their parent computes on",
+        natively::forked,
+    ),
+    (
         "opencl: with libgantry_malloc.so large allocations lie in the window, and copies are right",
         natively::placed,
     ),

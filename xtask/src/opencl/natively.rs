@@ -120,6 +120,20 @@ pub fn placed(pool: &Pool) -> Result<()> {
     Ok(())
 }
 
+/// Through rings, by delegation, and without shared memory between application and worker.
+pub fn forked(pool: &Pool) -> Result<()> {
+    const EXPECTED: &str = "one child: 3, which has written 8\n\
+        30 of 30 children of a program with 3 busy threads are refused\n\
+        the parent computes on\n";
+    let release = || pool.release.clone();
+    let delegated = Pool::start(Way::Delegated, "delegated-fork", release(), &[])?;
+    for (way, pool) in [("rings", pool), ("delegations", &delegated)] {
+        let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_fork")))?;
+        ensure!(text == EXPECTED, "by {way}:\n{text}");
+    }
+    Ok(())
+}
+
 pub fn late(pool: &Pool) -> Result<()> {
     let text = packages::output(&mut pool.remoted(pool.release.join("examples/opencl_late")))?;
     ensure!(text.starts_with("told late"), "{text}");
