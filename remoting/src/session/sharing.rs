@@ -24,10 +24,12 @@ use crate::{
     turns::{
         Moment,
         message::Join,
-        meter::RequestClass,
         worker::{News, Turns},
     },
-    wire::{Api, Flags, Header},
+    wire::{
+        Api, Flags, Header,
+        api::{Cost, RequestClass},
+    },
 };
 
 /// The most calls that are kept: enough for what applications have in flight, as those behind are
@@ -225,6 +227,7 @@ impl<B: Backend> Session<B> {
             .retire(&**self.backend.driver(), self.undecided);
         let mut served = false;
         while !self.has_all()
+            && !self.backend.is_busy()
             && let Some(call) = self.sharing.held.pop_front()
         {
             self.sharing.forget::<B::Api>(&call);
@@ -295,6 +298,24 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Carries out a call that the backend has put off, or keeps it before all others until the device is free for it.
+    pub(crate) fn serve_again(
+        &mut self,
+        header: Header,
+        request: RequestOf<B>,
+    ) -> Result<(), Error> {
+        let call = Held {
+            header,
+            request,
+            size: 0,
+        };
+        if let Some(kept) = self.try_serve(call)? {
+            self.sharing.keep::<B::Api>(&kept);
+            self.sharing.held.push_front(kept);
+        }
+        Ok(())
+    }
+
     /// Whether a call may be carried out before those that are kept: if it waits for commands that
     /// the driver has, or asks about one, under numbers that are still theirs then.
     fn may_overtake(&self, request: &RequestOf<B>) -> bool {
@@ -315,9 +336,8 @@ impl<B: Backend> Session<B> {
             return Ok(Some(call));
         }
         if self.sharing.turns.is_some()
-            && let Some(cost) = B::Api::cost(header.opcode, &call.request)
+            && let Cost::Work(kind) = B::Api::cost(header.opcode, &call.request)
         {
-            let kind = RequestClass(cost);
             if !self.may_submit(kind) {
                 self.sharing.flush_submitted(&self.backend);
                 return Ok(Some(call));
@@ -384,6 +404,13 @@ impl<B: Backend> Session<B> {
         }
         turns.submitted(kind, start);
         turns.completed(1, Moment::now());
+    }
+
+    /// The same of the current request, if it is to be measured.
+    pub(crate) fn meter_request(&mut self, start: Moment) {
+        if let Some(kind) = self.sharing.metered.take() {
+            self.meter_done(kind, start);
+        }
     }
 
     /// Whether the serving thread is better not put to sleep: others wait for the device, and what

@@ -14,6 +14,7 @@ use std::{
 };
 
 use super::Moment;
+use crate::wire::api::RequestClass;
 
 /// Number of requests of a class that are measured one by one before they are predicted.
 pub const SAMPLES: u32 = 5;
@@ -36,10 +37,6 @@ pub enum Slice {
     /// Requests for this long, and until the last one has completed.
     Time(Duration),
 }
-
-/// Requests of one class are expected to take equally long.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct RequestClass(pub u64);
 
 /// The decision about the next request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

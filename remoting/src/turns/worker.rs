@@ -21,11 +21,12 @@ use base::Unpoisoned;
 use super::{
     Moment, introduce,
     message::{self, HangsUp, Join, OtherArbiter, Word},
-    meter::{Meter, RequestClass, Slice, Verdict},
+    meter::{Meter, Slice, Verdict},
     page::claim,
     pauses::{Expected, Pauses},
     session::{self, NoSession, Session},
 };
+use crate::wire::api::RequestClass;
 
 /// A turn is returned this long before its work is expected to end, so that the next one has begun by then: reaching
 /// the next worker takes 150 us, and submitting 50.

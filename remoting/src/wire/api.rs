@@ -81,6 +81,34 @@ pub enum WindowUse {
     Write(StageId, Part),
 }
 
+/// Requests of one class are expected to take equally long on the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct RequestClass(pub u64);
+
+/// What a request gives the device to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cost {
+    /// Work: the request waits for its turn where the device is shared, and its time is measured.
+    Work(RequestClass),
+    /// Nothing worth a turn, for this reason.
+    Nothing(&'static str),
+}
+
+impl Cost {
+    /// Work whose time depends on the request's number and these words. Two classes with the same hash (FNV-1a) are
+    /// measured as one, no more.
+    pub(crate) fn work(opcode: u16, words: &[u64]) -> Self {
+        let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(opcode);
+        let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
+        Self::Work(RequestClass(words.iter().fold(start, step)))
+    }
+
+    /// Work on so many bytes. Sizes within a factor of two are one class.
+    pub(crate) fn bytes(opcode: u16, bytes: u64) -> Self {
+        Self::work(opcode, &[u64::from(bytes.checked_ilog2().unwrap_or(0))])
+    }
+}
+
 /// An accelerator API, as spoken between a driver in a guest and a worker: its schema, and what links and sessions need
 /// to know about its requests.
 ///
@@ -111,9 +139,8 @@ pub trait Api: fmt::Debug + Send + Sync + 'static {
     /// How a request uses the contents of the window, if it does.
     fn window_use(request: &Self::Request) -> Option<WindowUse>;
 
-    /// A hash of everything that determines a request's time on the device: requests with the same hash take about the
-    /// same time. None if the request does not use the device.
-    fn cost(opcode: u16, request: &Self::Request) -> Option<u64>;
+    /// What a request gives the device to do. Implementations name every request, so that none is free by omission.
+    fn cost(opcode: u16, request: &Self::Request) -> Cost;
 
     /// The events of a request that only waits for events or queries them. Such a request may overtake others that wait
     /// for the device.

@@ -14,14 +14,30 @@ pub struct Forwarded {
     /// Parameters for which another rule holds than the definition has: `In`, `Out` or `InOut` with
     /// a count of elements, or `Null` for what is not passed on.
     pub rules: &'static [(&'static str, &'static str)],
+    /// Whether it gives the device work of its own, for which it needs a turn where the device is shared.
+    pub works: bool,
 }
 
+/// One that gives the device no work.
 const fn plain(symbol: &'static str) -> Forwarded {
-    Forwarded { symbol, rules: &[] }
+    ruled(symbol, &[])
 }
 
+/// The same, with other rules for its parameters.
 const fn ruled(symbol: &'static str, rules: &'static [(&'static str, &'static str)]) -> Forwarded {
-    Forwarded { symbol, rules }
+    Forwarded {
+        symbol,
+        rules,
+        works: false,
+    }
+}
+
+/// One that gives the device work: it copies to the device what had been kept on the host.
+const fn working(symbol: &'static str) -> Forwarded {
+    Forwarded {
+        works: true,
+        ..plain(symbol)
+    }
 }
 
 /// After these nodes.
@@ -226,7 +242,7 @@ pub const ALL: &[Forwarded] = &[
     plain("cuGraphNodeSetEnabled"),
     plain("cuGraphNodeGetEnabled"),
     plain("cuGraphExecDestroy"),
-    plain("cuGraphUpload"),
+    working("cuGraphUpload"),
     plain("cuGraphExecUpdate_v2"),
     plain("cuGraphKernelNodeCopyAttributes"),
     plain("cuGraphKernelNodeGetAttribute"),

@@ -23,7 +23,7 @@ pub use kind::{FIRST, Kind, LEGACY, NO_HANDLE};
 use calls::{CopyVolume, FINGERPRINT, Read, Request, Side, Write};
 
 use crate::wire::{
-    api::{Api, ApiId, WindowUse},
+    api::{Api, ApiId, Cost, WindowUse},
     codec::{Malformed, with},
     messages::{Call, EventId, WindowRange},
 };
@@ -74,41 +74,77 @@ impl Api for Cuda {
         }
     }
 
-    fn cost(opcode: u16, request: &Request) -> Option<u64> {
-        // FNV-1a by words. Two kinds that fall together are measured as one, no more.
-        let mix = |words: &[u64]| {
-            let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(opcode);
-            let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-            Some(words.iter().fold(start, step))
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn cost(opcode: u16, request: &Request) -> Cost {
+        let size = |bytes: u64| Cost::bytes(opcode, bytes);
+        let library = |library: u8, function: u16, arguments: &[u8]| {
+            #[cfg(feature = "std")]
+            if let Some(likeness) = plan::likeness(library, function, arguments) {
+                return Cost::work(opcode, &[library.into(), function.into(), likeness]);
+            }
+            let _ = (library, function, arguments);
+            Cost::Nothing("changes or queries a handle, or is malformed")
         };
-        // Sizes within a factor of two are one kind.
-        let size = |bytes: u64| mix(&[u64::from(bytes.checked_ilog2().unwrap_or(0))]);
+        let forwarded = |function: u16| match forwarded::ALL.get(usize::from(function)) {
+            Some(entry) if entry.works => Cost::work(opcode, &[function.into()]),
+            _ => Cost::Nothing("its entry point gives the device no work"),
+        };
         match request {
             Request::Launch(call) => {
                 let [x, y, z] = call.shape.grid.map(u64::from);
-                mix(&[call.function.into(), x, y, z])
+                Cost::work(opcode, &[call.function.into(), x, y, z])
             }
-            Request::LaunchGraph(call) => mix(&[call.graph.into()]),
+            Request::LaunchGraph(call) => Cost::work(opcode, &[call.graph.into()]),
             Request::Write(call) => size(call.from.length),
             Request::Read(call) => size(call.to.length),
             Request::Copy(call) => size(call.size),
+            Request::CopyRows(call) => size(call.width.saturating_mul(call.rows)),
             Request::CopyVolume(call) => {
                 let [width, rows, planes] = call.size;
                 size(width.saturating_mul(rows).saturating_mul(planes))
             }
-            #[cfg(feature = "std")]
-            Request::PostLibrary(call) => {
-                let likeness = plan::likeness(call.library, call.function, &call.arguments.0)?;
-                mix(&[call.library.into(), call.function.into(), likeness])
-            }
-            // Who waits for the call gives the device work, too.
-            #[cfg(feature = "std")]
-            Request::Library(call) => {
-                let likeness = plan::likeness(call.library, call.function, &call.arguments.0)?;
-                mix(&[call.library.into(), call.function.into(), likeness])
-            }
             Request::Fill(call) => size(call.count.saturating_mul(call.rows)),
-            _ => None,
+            // Whoever waits for the call gives the device work, too.
+            Request::Library(call) => library(call.library, call.function, &call.arguments.0),
+            Request::PostLibrary(call) => library(call.library, call.function, &call.arguments.0),
+            Request::Forward(call) => forwarded(call.function),
+            Request::Post(call) => forwarded(call.function),
+            Request::HostFunction(_) | Request::Signal(_) => {
+                Cost::Nothing("orders what others have submitted")
+            }
+            Request::StreamSynchronize(_)
+            | Request::ContextSynchronize(_)
+            | Request::EventSynchronize(_)
+            | Request::Await(_) => Cost::Nothing("waits for what others have submitted"),
+            // Of a load, the device sees a copy of the image and of its variables, which the quota bounds.
+            Request::Load(_) | Request::Link(_) => {
+                Cost::Nothing("compiles on the host, for longer than a turn may last")
+            }
+            Request::Allocate(_) | Request::AllocatePitch(_) | Request::Free(_) => {
+                Cost::Nothing("maps and unmaps memory")
+            }
+            Request::Pin(_) => Cost::Nothing("maps the window"),
+            Request::AddKernelNode(_)
+            | Request::SetKernelNode(_)
+            | Request::AddCopyNode(_)
+            | Request::SetCopyNode(_)
+            | Request::AddHostNode(_)
+            | Request::SetHostNode(_)
+            | Request::AddAllocNode(_)
+            | Request::AddFreeNode(_)
+            | Request::AddConditionalNode(_) => Cost::Nothing("works when its graph is launched"),
+            Request::Start(_)
+            | Request::Describe(_)
+            | Request::MemoryInfo(_)
+            | Request::Examine(_)
+            | Request::Enumerate(_)
+            | Request::Clusters(_)
+            | Request::CaptureInfo(_)
+            | Request::CreateUserObject(_)
+            | Request::RetainUserObject(_)
+            | Request::ReleaseUserObject(_)
+            | Request::PointerDevice(_)
+            | Request::Select(_) => Cost::Nothing("changes or queries objects"),
         }
     }
 

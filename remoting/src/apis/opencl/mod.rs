@@ -11,7 +11,7 @@ use calls::{
 };
 
 use crate::wire::{
-    api::{Api, ApiId, WindowUse},
+    api::{Api, ApiId, Cost, WindowUse},
     codec::Malformed,
     messages::{Call, EventId},
 };
@@ -77,22 +77,22 @@ impl Api for OpenCl {
         }
     }
 
-    fn cost(opcode: u16, request: &Request) -> Option<u64> {
-        // FNV-1a by words. Two kinds that fall together are measured as one, no more.
-        let mix = |words: &[u64]| {
-            let start = 0xcbf2_9ce4_8422_2325 ^ u64::from(opcode);
-            let step = |hash: u64, word: &u64| (hash ^ word).wrapping_mul(0x0000_0100_0000_01b3);
-            Some(words.iter().fold(start, step))
+    #[deny(clippy::wildcard_enum_match_arm)]
+    fn cost(opcode: u16, request: &Request) -> Cost {
+        let size = |bytes: u64| Cost::bytes(opcode, bytes);
+        let contents = |place: &Option<WindowRange>| match place {
+            Some(place) => size(place.length),
+            None => Cost::Nothing("reserves memory"),
         };
-        // Sizes within a factor of two are one kind.
-        let size = |bytes: u64| mix(&[u64::from(bytes.checked_ilog2().unwrap_or(0))]);
         match request {
             Request::NdRange(c) => {
                 let mut words = [c.kernel.0.into(), 1, 1, 1];
                 let (global, ..) = c.grid.sizes();
                 words[1..=global.len()].copy_from_slice(global);
-                mix(&words)
+                Cost::work(opcode, &words)
             }
+            Request::CreateBuffer(c) => contents(&c.contents),
+            Request::CreateImage(c) => contents(&c.contents),
             Request::ReadBuffer(c) => size(c.to.length),
             Request::WriteBuffer(c) => size(c.from.length),
             Request::CopyBuffer(c) => size(c.size),
@@ -112,9 +112,55 @@ impl Api for OpenCl {
             | Request::Migrate(_)
             | Request::SvmMigrate(_)
             | Request::Unmap(_)
-            // Sets going what waits for the event.
-            | Request::SetUserEventStatus(_) => mix(&[]),
-            _ => None,
+            // Starts what waits for the event.
+            | Request::SetUserEventStatus(_) => Cost::work(opcode, &[]),
+            Request::Marker(_) | Request::Barrier(_) | Request::Unstage(_) => {
+                Cost::Nothing("orders what others have submitted")
+            }
+            Request::WaitForEvents(_)
+            | Request::Flush(_)
+            | Request::Finish(_)
+            | Request::Await(_) => Cost::Nothing("waits for what others have submitted"),
+            Request::BuildProgram(_)
+            | Request::CompileProgram(_)
+            | Request::LinkProgram(_)
+            | Request::ProgramBinaries(_)
+            | Request::Specialize(_)
+            | Request::CreateProgram(_)
+            | Request::ReleaseProgram(_) => Cost::Nothing("compiles on the host"),
+            Request::SaveState(_)
+            | Request::PrecopyState(_)
+            | Request::ReadState(_)
+            | Request::WriteState(_)
+            | Request::PrepareState(_)
+            | Request::RestoreState(_) => {
+                Cost::Nothing("copies for longer than a turn may last, amid what it moves")
+            }
+            Request::Platforms(_)
+            | Request::Info(_)
+            | Request::CreateSubDevices(_)
+            | Request::ReleaseDevice(_)
+            | Request::Timers(_)
+            | Request::CompareDevices(_)
+            | Request::CreateContext(_)
+            | Request::ReleaseContext(_)
+            | Request::ImageFormats(_)
+            | Request::CreateQueue(_)
+            | Request::ReleaseQueue(_)
+            | Request::CreateSubBuffer(_)
+            | Request::ReleaseMem(_)
+            | Request::CreateSampler(_)
+            | Request::ReleaseSampler(_)
+            | Request::SvmAlloc(_)
+            | Request::SvmFree(_)
+            | Request::CreateKernel(_)
+            | Request::CloneKernel(_)
+            | Request::ReleaseKernel(_)
+            | Request::SetArgument(_)
+            | Request::SvmPointers(_)
+            | Request::CreateUserEvent(_)
+            | Request::ReleaseEvent(_)
+            | Request::SetEventCallback(_) => Cost::Nothing("changes or queries objects"),
         }
     }
 

@@ -29,9 +29,9 @@ use crate::{
         limit,
         server::{Error, Session},
     },
-    turns::meter::RequestClass,
     wire::{
-        Flags, Header,
+        Api as _, Flags, Header,
+        api::Cost,
         messages::{EventId, StageId},
     },
 };
@@ -70,6 +70,9 @@ pub struct CudaBackend {
     pub(super) left: HashSet<u32>,
     /// The driver's stream on which the last request launched a kernel.
     pub(super) launched: Option<usize>,
+    /// Whether the current request may submit anything.
+    #[cfg(debug_assertions)]
+    pub(super) may_submit: bool,
     /// Whether a kernel that may print has been launched or added to a graph.
     pub(super) prints: bool,
     /// The number of client functions that graphs may hold.
@@ -110,6 +113,8 @@ impl CudaBackend {
             legacy: LegacyWork::default(),
             left: HashSet::new(),
             launched: None,
+            #[cfg(debug_assertions)]
+            may_submit: false,
             prints: false,
             lasting: Arc::default(),
             calling: Vec::new(),
@@ -184,7 +189,7 @@ impl Backend for CudaBackend {
             return Ok(false);
         }
         if let Some((header, request)) = backend.parked.take() {
-            session.begin(header, request, 0)?;
+            session.go_on(header, request, 0)?;
             return Ok(true);
         }
         let ready = |one: &PutOff| one.is_ready(&backend.api);
@@ -192,8 +197,7 @@ impl Backend for CudaBackend {
             return Ok(false);
         };
         let (header, request, rounds) = backend.put_off.remove(place).take(&backend.api);
-        // Other threads may have submitted more work to the driver meanwhile.
-        session.begin(header, request, rounds)?;
+        session.go_on(header, request, rounds)?;
         Ok(true)
     }
 
@@ -260,6 +264,15 @@ fn may_block(request: &Request) -> bool {
     }
 }
 
+/// Whether a request may submit anything to a stream: work, or what only orders it or waits for it.
+#[cfg(debug_assertions)]
+fn may_submit(opcode: u16, request: &Request) -> bool {
+    matches!(
+        request,
+        Request::HostFunction(_) | Request::Signal(_) | Request::StreamSynchronize(_)
+    ) || matches!(Cuda::cost(opcode, request), Cost::Work(_))
+}
+
 /// Where a command has been submitted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Submitted {
@@ -315,6 +328,11 @@ impl Server {
 
     /// Makes the client's context current and looks up one of its streams.
     pub(super) fn submit_to(&mut self, context: u32, stream: u32) -> Result<Submitted, i32> {
+        #[cfg(debug_assertions)]
+        assert!(
+            self.backend.may_submit,
+            "a request without a cost gives the device work"
+        );
         let raw_context = self.enter(context)?;
         if raw_context == 0 {
             return Err(codes::INVALID_CONTEXT);
@@ -341,16 +359,15 @@ impl Server {
         self.may_stay(header) && !self.backend.has_pending()
     }
 
-    /// Finishes a command: releases its stage, meters its device time and answers it. `metered` is the request class
-    /// that the session determined beforehand.
+    /// Finishes a command: releases its stage, meters its device time and answers it.
     pub(super) fn conclude(
         &mut self,
         header: Header,
         context: u32,
         stage: Option<StageId>,
-        metered: Option<RequestClass>,
         outcome: Result<Submitted, i32>,
     ) -> Result<(), Gone> {
+        let metered = self.sharing.metered.take();
         let waits = header.flags.has(Flags::ANSWER);
         let submitted = match outcome {
             Ok(submitted) => submitted,
@@ -431,6 +448,16 @@ impl Server {
         self.backend.deferred.remove(&context)
     }
 
+    /// Executes a request that was deferred. If it gives the device work, it waits for its turn first: it may have
+    /// had one, which is over.
+    fn go_on(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
+        match Cuda::cost(header.opcode, &request) {
+            Cost::Work(_) => self.serve_again(header, request),
+            // Other threads may have submitted more work to the driver meanwhile.
+            Cost::Nothing(_) => self.begin(header, request, rounds),
+        }
+    }
+
     /// Executes a request, or defers it until the driver does not need to wait in it.
     fn begin(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
         if self.backend.has_pending() && may_block(&request) {
@@ -453,6 +480,10 @@ impl Server {
         }
         if !matches!(request, Request::Signal(_)) {
             self.backend.launched = None;
+        }
+        #[cfg(debug_assertions)]
+        {
+            self.backend.may_submit = may_submit(header.opcode, &request);
         }
         if self.backend.captures.is_any() {
             self.forget_invalid_captures();

@@ -79,19 +79,16 @@ impl Server {
     }
 
     pub(super) fn write(&mut self, header: Header, call: &Write) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome = self.transfer(call.context, call.stream, call.to, &call.from, true);
-        self.conclude(header, call.context, call.from.stage, metered, outcome)
+        self.conclude(header, call.context, call.from.stage, outcome)
     }
 
     pub(super) fn read(&mut self, header: Header, call: &Read) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome = self.transfer(call.context, call.stream, call.from, &call.to, false);
-        self.conclude(header, call.context, call.to.stage, metered, outcome)
+        self.conclude(header, call.context, call.to.stage, outcome)
     }
 
     pub(super) fn copy(&mut self, header: Header, call: &Copy) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome = (|| {
             let submitted = self.submit_to(call.context, call.stream)?;
             if !self.is_clients(call.to, call.size) || !self.is_clients(call.from, call.size) {
@@ -104,7 +101,7 @@ impl Server {
             ))?;
             Ok(submitted)
         })();
-        self.conclude(header, call.context, None, metered, outcome)
+        self.conclude(header, call.context, None, outcome)
     }
 
     pub(super) fn copy_rows(&mut self, header: Header, call: &CopyRows) -> Result<(), Gone> {
@@ -157,11 +154,10 @@ impl Server {
             }
             Ok(submitted)
         })();
-        self.conclude(header, call.context, None, None, outcome)
+        self.conclude(header, call.context, None, outcome)
     }
 
     pub(super) fn fill(&mut self, header: Header, call: &Fill) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome = (|| {
             let submitted = self.submit_to(call.context, call.stream)?;
             let width = call.count.checked_mul(u64::from(call.width));
@@ -191,7 +187,7 @@ impl Server {
             })?;
             Ok(submitted)
         })();
-        self.conclude(header, call.context, None, metered, outcome)
+        self.conclude(header, call.context, None, outcome)
     }
 }
 

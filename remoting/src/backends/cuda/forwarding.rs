@@ -18,7 +18,7 @@ use crate::{
         forwarded::number,
         plan::{Argument, Element, Parameter, Plan},
     },
-    session::quota::Charge,
+    session::{backend::Fences, quota::Charge},
     wire::{Blob, Wire},
 };
 
@@ -181,6 +181,7 @@ impl Server {
             self.capture_failed(stream as usize);
         }
         called?;
+        self.meter_forwarded(raw_context, &arguments, &words);
         let answer = self.results(plan, &mut arguments, context)?;
         self.after(Call {
             function,
@@ -190,6 +191,23 @@ impl Server {
             charge,
         });
         Ok(Blob(answer))
+    }
+
+    /// Meters what an entry point has given the device to do in its stream, if it is to be measured.
+    fn meter_forwarded(&mut self, context: usize, arguments: &[Argument], words: &[u64]) {
+        let Some(kind) = self.sharing.metered.take() else {
+            return;
+        };
+        let stream = arguments.iter().zip(words).find_map(|both| match both {
+            (Argument::Object(Kind::Stream, id), raw) => Some((*id, *raw as usize)),
+            _ => None,
+        });
+        if let Some((id, raw)) = stream
+            && let Ok(fence) = self.backend.api.fence(context, raw)
+        {
+            self.meter(kind, id, fence);
+            self.backend.api.release(fence);
+        }
     }
 
     /// Checks that some entry points need before the call. Returns the charge for memory that the call allocates.

@@ -17,7 +17,6 @@ use crate::{
         codes,
     },
     link::endpoint::Gone,
-    turns::meter::RequestClass,
     wire::{Blob, Flags, Header},
 };
 
@@ -127,7 +126,6 @@ fn configured(
 
 impl Server {
     pub(super) fn launch(&mut self, header: Header, call: &Launch) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome = (|| {
             let submitted = self.submit_to(call.context, call.stream)?;
             let layout = self.layout(call.function)?;
@@ -184,7 +182,7 @@ impl Server {
             self.backend.launched = Some(submitted.raw);
             Ok(submitted)
         })();
-        self.conclude_launch(header, call.context, metered, outcome)
+        self.conclude_launch(header, call.context, outcome)
     }
 
     /// Finishes a launch. A client that asks learns the result of the launch itself, without
@@ -193,7 +191,6 @@ impl Server {
         &mut self,
         header: Header,
         context: u32,
-        metered: Option<RequestClass>,
         outcome: Result<Submitted, i32>,
     ) -> Result<(), Gone> {
         if header.flags.has(Flags::ANSWER) {
@@ -207,11 +204,10 @@ impl Server {
             ..header
         };
         // A failure that was not reported is deferred.
-        self.conclude(header, context, None, metered, outcome)
+        self.conclude(header, context, None, outcome)
     }
 
     pub(super) fn launch_graph(&mut self, header: Header, call: &LaunchGraph) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome = (|| {
             let submitted = self.submit_to(call.context, call.stream)?;
             let graph = self.backend.objects.get(Kind::Executable, call.graph)?;
@@ -227,7 +223,7 @@ impl Server {
             self.note_calling(submitted);
             Ok(submitted)
         })();
-        self.conclude(header, call.context, None, metered, outcome)
+        self.conclude(header, call.context, None, outcome)
     }
 
     /// A kernel node's parameters, and the memory that they point to.

@@ -83,7 +83,6 @@ pub(super) type Done = (Vec<u8>, Option<Submitted>);
 impl Server {
     /// Executes a call that is answered with its results.
     pub(super) fn library(&mut self, header: Header, call: &calls::Library) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome =
             self.call_library(call.context, call.library, call.function, &call.arguments.0);
         match outcome {
@@ -94,9 +93,7 @@ impl Server {
                     ..header
                 };
                 match submitted {
-                    Some(submitted) => {
-                        self.conclude(header, call.context, None, metered, Ok(submitted))
-                    }
+                    Some(submitted) => self.conclude(header, call.context, None, Ok(submitted)),
                     None => Ok(()),
                 }
             }
@@ -106,7 +103,6 @@ impl Server {
 
     /// Executes a call without results. A client that asks learns the result of the call itself.
     pub(super) fn post_library(&mut self, header: Header, call: &PostLibrary) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let outcome =
             self.call_library(call.context, call.library, call.function, &call.arguments.0);
         let waits = header.flags.has(Flags::ANSWER);
@@ -127,7 +123,7 @@ impl Server {
             flags: Flags::default(),
             ..header
         };
-        self.conclude(header, call.context, None, metered, Ok(submitted))
+        self.conclude(header, call.context, None, Ok(submitted))
     }
 
     fn call_library(

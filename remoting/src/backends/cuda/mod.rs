@@ -46,4 +46,11 @@ mod user_objects;
 mod volumes;
 mod waiting;
 
+#[cfg(test)]
+#[cfg(not(loom))]
+mod testing;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod turns_tests;
+
 pub use backend::{CudaBackend, Server};

@@ -145,7 +145,6 @@ impl Server {
     }
 
     pub(super) fn copy_volume(&mut self, header: Header, call: &CopyVolume) -> Result<(), Gone> {
-        let metered = self.sharing.metered.take();
         let stage = [&call.to, &call.from]
             .into_iter()
             .find_map(|side| match side {
@@ -171,7 +170,7 @@ impl Server {
             }
             Ok(submitted)
         })();
-        self.conclude(header, call.context, stage, metered, outcome)
+        self.conclude(header, call.context, stage, outcome)
     }
 
     /// Copies row by row, each row split where two registrations meet. One side is in the window.

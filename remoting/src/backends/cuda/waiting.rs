@@ -105,7 +105,7 @@ impl Server {
             let code = cu!(self.backend.api, cuStreamSynchronize(stream));
             return self.answer(header, &outcome(code));
         }
-        self.conclude(header, call.context, None, None, Ok(submitted))
+        self.conclude(header, call.context, None, Ok(submitted))
     }
 
     pub(super) fn context_synchronize(&mut self, header: Header, context: u32) -> Result<(), Gone> {

@@ -37,7 +37,8 @@ use crate::{
         server::{Error, Session},
         table::Table,
     },
-    wire::{Flags, Header, Wire, messages::EventId},
+    turns::Moment,
+    wire::{Api as _, Flags, Header, Wire, api::Cost, messages::EventId},
 };
 
 /// Maximum number of contexts at a time: on a GPU each takes device memory that no quota accounts
@@ -326,9 +327,17 @@ impl Server {
             Request::ImageFormats(call) => answered!(&call, image_formats),
             Request::CreateQueue(call) => answered!(call, create_queue),
             Request::ReleaseQueue(call) => answered!(call.id, release_queue),
-            Request::CreateBuffer(call) => answered!(call, create_buffer),
+            Request::CreateBuffer(call) => {
+                let start = Moment::now();
+                answered!(call, create_buffer);
+                self.meter_request(start);
+            }
             Request::CreateSubBuffer(call) => answered!(call, create_sub_buffer),
-            Request::CreateImage(call) => answered!(call, create_image),
+            Request::CreateImage(call) => {
+                let start = Moment::now();
+                answered!(call, create_image);
+                self.meter_request(start);
+            }
             Request::ReleaseMem(call) => answered!(&call, release_mem),
             Request::CreateSampler(call) => answered!(call, create_sampler),
             Request::ReleaseSampler(call) => answered!(call.id, release_sampler),
@@ -373,6 +382,13 @@ impl Server {
             Request::PrecopyState(call) => self.precopy_state(header, call.round)?,
             Request::PrepareState(_) => self.prepare_state(header)?,
             command => {
+                debug_assert!(
+                    matches!(
+                        command,
+                        Request::Marker(_) | Request::Barrier(_) | Request::Unstage(_)
+                    ) || matches!(OpenCl::cost(header.opcode, &command), Cost::Work(_)),
+                    "a command without a cost gives the device work"
+                );
                 self.command(header, command)?;
                 self.end_overwriting();
             }

@@ -25,7 +25,7 @@ use crate::{
         calls::{MemId, Order, Request},
     },
     session::{checkpoint::Busy, image::Immovable, server::Error},
-    wire::Api,
+    wire::{Api, api::Cost},
 };
 
 /// Why the application cannot leave at the moment.
@@ -415,8 +415,10 @@ impl Server {
             Request::Migrate(call) => &call.mems,
             Request::Map(call) => &[call.mem],
             Request::Unmap(call) => &[call.mem],
-            // Shared virtual memory does not move, and an event has no contents.
-            Request::SvmRead(_)
+            // Shared virtual memory does not move, new objects bring their contents, and an event has none.
+            Request::CreateBuffer(_)
+            | Request::CreateImage(_)
+            | Request::SvmRead(_)
             | Request::SvmWrite(_)
             | Request::SvmCopy(_)
             | Request::SvmFill(_)
@@ -424,7 +426,7 @@ impl Server {
             | Request::SetUserEventStatus(_) => &[],
             // Nothing is known about other requests that use the device.
             other => {
-                needed.all = OpenCl::cost(opcode, other).is_some();
+                needed.all = matches!(OpenCl::cost(opcode, other), Cost::Work(_));
                 &[]
             }
         };
