@@ -461,6 +461,26 @@ pub fn confine(confinement: Confinement) -> Result<(), Error> {
     Ok(())
 }
 
+/// Takes from this process, and from what it starts, the right to send files over sockets, for good. Files in flight
+/// count for all processes of a user, and beyond a limit none of these can send any: not the pool, nor the workers that
+/// wait. No filter sees whether a message has files: what is sent without goes by `sendto` and `write`.
+///
+/// # Errors
+/// The filter cannot be installed in all threads.
+pub fn send_no_files(without: &Pieces) -> Result<(), Error> {
+    if !without.has(Piece::Seccomp) {
+        seccompiler::apply_filter_all_threads(&no_files()?)?;
+    }
+    Ok(())
+}
+
+fn no_files() -> Result<BpfProgram, BackendError> {
+    let sends = BTreeMap::from([(libc::SYS_sendmsg, Vec::new())]);
+    let refused = SeccompAction::Errno(libc::EPERM as u32);
+    let filter = SeccompFilter::new(sends, SeccompAction::Allow, refused, TargetArch::x86_64)?;
+    filter.try_into()
+}
+
 /// Gives up what root may do beside what any user may with files of its own, for this thread and
 /// those that it starts. No program that it starts gets it back: Landlock has seen to
 /// `no_new_privs`.

@@ -5,7 +5,7 @@
 //!
 //! | pool to | command | with | answer |
 //! |---|---|---|---|
-//! | source | `Describe` | | what it serves, and its files |
+//! | source | `Describe` | | what its application has been told of its devices |
 //! | destination | `Adopt` | the connection | at once |
 //! | destination | `Files` | the files | once its driver is open |
 //! | source | `Precopy` | an empty file | once what is new is in it; it serves meanwhile |
@@ -28,29 +28,61 @@
 
 use std::{
     io::ErrorKind,
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
 
 use base::{Cancel, Patience};
 
 pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
-use crate::link::{
-    control::{self, LONG, SOON},
-    rounds,
+use crate::{
+    link::{
+        control::{self, LONG, SOON},
+        rounds,
+    },
+    wire::Blob,
 };
 
+/// What a worker serves, as it has told its pool before anything of its application's ran. A worker that serves is not
+/// asked for it: native code may run in it, and whoever names the attachment names the owner of the compiled programs,
+/// the client of the arbiter, its weight and its quota.
+#[derive(Debug)]
+pub(super) struct Place {
+    /// A virtual machine's attachment, as bytes; empty for an application of this machine.
+    pub attachment: Vec<u8>,
+    /// Size of the window in bytes.
+    pub window: u64,
+    /// The window, and what a machine sends with it.
+    pub files: Vec<OwnedFd>,
+}
+
+impl Place {
+    /// Whether the application is in a virtual machine.
+    pub fn is_machines(&self) -> bool {
+        !self.attachment.is_empty()
+    }
+
+    fn served(&self, told: Blob) -> Served {
+        Served {
+            attachment: Blob(self.attachment.clone()),
+            window: self.window,
+            files: self.files.len() as u32,
+            told,
+        }
+    }
+}
+
 /// Moves the application of one worker to another, up to the point where the source is to be killed. `connection` is
-/// the application's. With `postcopy`, the source must first be asked for the remaining contents. Cancelling makes the
+/// the application's, and `place` what the pool knows of it. With `postcopy`, the source must first be asked for the remaining contents. Cancelling makes the
 /// application stay, as long as the source has not been told to leave.
 ///
 /// # Errors
 /// The application stays where it is, if its worker lives. A worker that is busy must be asked for nothing more until
 /// [`answers_of`] has returned.
-pub fn carry_over(
+pub(super) fn carry_over(
     source: &Peer<'_>,
     destination: &Peer<'_>,
-    connection: BorrowedFd<'_>,
+    (connection, place): (BorrowedFd<'_>, Option<&Place>),
     (drain, postcopy): (Duration, bool),
     cancel: &Cancel,
 ) -> Result<(), NotMoved> {
@@ -58,16 +90,10 @@ pub fn carry_over(
     let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
     // Not cancellable: a late answer would be taken for that to another command.
     let described = source.ask(&Command::Describe(), &[], &Patience::within(SOON));
-    let (described, files) = described?;
-    let Reply::Serves(served) = described else {
+    let ((Reply::Serves(told), _), Some(place)) = (described?, place) else {
         return Err(NotMoved::Refused("the worker serves nobody".to_owned()));
     };
-    if files.len() != served.files as usize {
-        return Err(NotMoved::Refused(
-            "a worker has sent too few files".to_owned(),
-        ));
-    }
-    if postcopy && !served.attachment.0.is_empty() {
+    if postcopy && place.is_machines() {
         // The VMM talks to one worker at a time.
         return Err(NotMoved::Refused(
             "it is a virtual machine's: its gantry moves it so (gantry ctl move-accel ID --postcopy), or move it \
@@ -76,8 +102,9 @@ pub fn carry_over(
         ));
     }
     let soon = patience.at_most(SOON);
+    let served = place.served(told);
     destination.ask(&Command::Adopt(served), &[connection], &soon)?;
-    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    let files: Vec<_> = place.files.iter().map(AsFd::as_fd).collect();
     destination.ask(&Command::Files(), &files, &soon)?;
     // Number of the source's answers that have not come.
     let mut due = 0;
@@ -142,7 +169,6 @@ mod tests {
     use std::{io, mem::discriminant, os::unix::net::UnixStream, thread};
 
     use super::*;
-    use crate::wire::Blob;
 
     /// What a worker does at a command.
     #[derive(Clone)]
@@ -175,15 +201,7 @@ mod tests {
                     (Some(Then::Refuses), _) => {
                         send(&channel, &refused(&io::Error::other("no")), &[])
                     }
-                    (_, true) => {
-                        let served = Served {
-                            attachment: Blob::default(),
-                            window: 0,
-                            files: 0,
-                            told: Blob::default(),
-                        };
-                        send(&channel, &Reply::Serves(served), &[])
-                    }
+                    (_, true) => send(&channel, &Reply::Serves(Blob(b"told".to_vec())), &[]),
                     _ => send(&channel, &Reply::Done(), &[]),
                 };
             }
@@ -212,10 +230,15 @@ mod tests {
             who: "the worker",
         };
         let (connection, _client) = UnixStream::pair().unwrap();
+        let place = Place {
+            attachment: b"whose it is".to_vec(),
+            window: 7,
+            files: Vec::new(),
+        };
         let moves = carry_over(
             &peer(&to_source),
             &peer(&to_destination),
-            connection.as_fd(),
+            (connection.as_fd(), Some(&place)),
             (Duration::from_millis(10), false),
             &cancel,
         );
@@ -253,6 +276,18 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn whose_an_application_is_the_pool_says_and_not_the_worker_that_serves_it() {
+        let (moves, _, destination) = moved(None, None, &Then::Ends);
+        let served = Served {
+            attachment: Blob(b"whose it is".to_vec()),
+            window: 7,
+            files: 0,
+            told: Blob(b"told".to_vec()),
+        };
+        assert!(moves && destination.first() == Some(&Command::Adopt(served)));
     }
 
     #[test]

@@ -31,7 +31,7 @@ use std::{
 
 use base::{Cancel, Patience, Unpoisoned, poll::poll};
 
-use super::control::{self, Command, NotMoved, Peer, Reply};
+use super::control::{self, Command, NotMoved, Peer, Place};
 use crate::link::{
     control::{LONG, SOON},
     order::{Lead, Order},
@@ -284,7 +284,7 @@ impl Moves {
         &self,
         number: u64,
         (source, destination): (&UnixStream, &UnixStream),
-        connection: Arc<OwnedFd>,
+        (connection, place): (Arc<OwnedFd>, Option<Arc<Place>>),
         (drain, postcopy): (Duration, bool),
         asker: Asker,
     ) -> io::Result<()> {
@@ -306,10 +306,10 @@ impl Moves {
                 channel: &destination,
                 who: "the worker that was to serve it",
             };
-            let application = connection.as_fd();
+            let application = (connection.as_fd(), place.as_deref());
             let how = (drain, postcopy);
             let outcome = control::carry_over(&source, &destination, application, how, &cancel);
-            drop((connection, moving));
+            drop((connection, place, moving));
             let busy = match &outcome {
                 Err(NotMoved::Busy { due, .. }) => Some(*due),
                 _ => None,
@@ -334,8 +334,8 @@ impl Moves {
 
 /// What leads to an application.
 pub(super) enum Way {
-    /// The control channel of its worker, and its connection.
-    Here(UnixStream, Arc<OwnedFd>),
+    /// The control channel of its worker, its connection, and what the worker serves.
+    Here(UnixStream, Arc<OwnedFd>, Option<Arc<Place>>),
     /// What has led it elsewhere, and where it is.
     There(Lead, String),
 }
@@ -353,8 +353,9 @@ impl Moves {
         let post = self.post.clone();
         let work = move || {
             let (given, before) = match way {
-                Way::Here(source, connection) => {
-                    (send_away(&source, connection.as_fd(), &order), None)
+                Way::Here(source, connection, place) => {
+                    let application = (connection.as_fd(), place.as_deref());
+                    (send_away(&source, application, &order), None)
                 }
                 Way::There(lead, before) => {
                     let given = lead.give(&order).map(|()| lead);
@@ -403,7 +404,7 @@ fn lost(error: &io::Error) -> String {
 /// Gives an application an order.
 fn send_away(
     source: &UnixStream,
-    connection: BorrowedFd<'_>,
+    (connection, place): (BorrowedFd<'_>, Option<&Place>),
     order: &Order,
 ) -> Result<Lead, String> {
     let source = Peer {
@@ -411,10 +412,9 @@ fn send_away(
         who: SERVES,
     };
     let described = source.ask(&Command::Describe(), &[], &Patience::within(SOON));
-    let (described, _) = described.map_err(|error| base::Chain(&error).to_string())?;
-    if let Reply::Serves(served) = described
-        && !served.attachment.0.is_empty()
-    {
+    // One that cannot be moved says why.
+    described.map_err(|error| base::Chain(&error).to_string())?;
+    if place.is_some_and(Place::is_machines) {
         let why = "it is a virtual machine: its gantry moves its applications (vm.move-accel)";
         return Err(why.to_owned());
     }
@@ -549,19 +549,14 @@ mod tests {
         };
         let (source, worker) = UnixStream::pair().unwrap();
         let (connection, application) = UnixStream::pair().unwrap();
-        let way = Way::Here(source, Arc::new(connection.into()));
+        let way = Way::Here(source, Arc::new(connection.into()), None);
         moves
             .send_away(way, 1, (None, 0), order.clone(), asker.clone())
             .unwrap();
         let asked = control::receive::<Command>(&worker).unwrap().unwrap().0;
         assert_eq!(asked, Command::Describe());
-        let served = control::Served {
-            attachment: crate::wire::Blob::default(),
-            window: 0,
-            files: 0,
-            told: crate::wire::Blob::default(),
-        };
-        control::send(&worker, &Reply::Serves(served), &[]).unwrap();
+        let described = control::Reply::Serves(crate::wire::Blob::default());
+        control::send(&worker, &described, &[]).unwrap();
         let (_, mut files) = socket::receive(&application, &mut [0]).unwrap();
         let orders = UnixStream::from(files.remove(0));
         assert_eq!(Order::take(&orders).unwrap(), order);

@@ -158,7 +158,8 @@ impl Pool<'_> {
     ) -> io::Result<()> {
         let serving = &self.serving[index];
         let channel = serving.worker.control.try_clone()?;
-        let way = Way::Here(channel, Arc::clone(&serving.connection));
+        let connection = Arc::clone(&serving.connection);
+        let way = Way::Here(channel, connection, serving.place.clone());
         let order = Order {
             to: to.to_owned(),
             patience,
@@ -246,11 +247,11 @@ impl Pool<'_> {
         let worker = worker::start(&self.listener, self.program, &self.options, self.files, new)?;
         let serving = &mut self.serving[index];
         let channels = (&serving.worker.control, &worker.control);
-        let connection = Arc::clone(&serving.connection);
+        let application = (Arc::clone(&serving.connection), serving.place.clone());
         let number = serving.worker.number;
         let begun = self
             .moves
-            .start(number, channels, connection, how, asker.clone());
+            .start(number, channels, application, how, asker.clone());
         if let Err(error) = begun {
             worker.end_aside(&self.remover, &self.closer);
             return Err(error);

@@ -23,7 +23,6 @@ use std::{
     },
     path::{Path, PathBuf},
     sync::{Arc, mpsc::Sender},
-    thread,
     time::{Duration, Instant},
 };
 
@@ -31,7 +30,9 @@ pub use super::listener::ListenConfig;
 pub(super) use super::worker::handle;
 use super::{
     compiled::{self, sweep::Sweeper},
-    confine, drivers,
+    confine,
+    control::Place,
+    drivers,
     folders::Cache,
     group::{Groups, Limits},
     handshake::Refusals,
@@ -59,8 +60,8 @@ use crate::{
 /// Descriptors that a pool needs regardless of whom it serves: its own, connections that it has [refused
 /// lately](REFUSED), those for walking nested folders, and those for starting a worker.
 const OWN_DESCRIPTORS: u64 = 64;
-/// Descriptors for each worker: its channels, its pidfd, and its application's connection.
-const DESCRIPTORS: u64 = 4;
+/// Descriptors for each worker: its channels, its pidfd, its application's connection, and what that is served with.
+const DESCRIPTORS: u64 = 8;
 /// Further ones where the device is shared: the socket to the worker, and the pidfd for the arbiter.
 const SHARING_DESCRIPTORS: u64 = 2;
 
@@ -69,12 +70,14 @@ const SHARING_DESCRIPTORS: u64 = 2;
 const REFUSED: usize = 16;
 /// Pause before retrying to start a worker.
 const START_RETRY: Duration = Duration::from_secs(1);
-/// How long to wait after a worker has died before it served anybody.
+/// How long no worker is started after one has died before it served anybody.
 const DEATH_PAUSE: Duration = Duration::from_millis(100);
+/// The same when many have died in a row, and others serve.
+const DEATHS_PAUSE: Duration = Duration::from_secs(1);
 /// How long no further worker is started beside one whose application comes from another worker: the driver
 /// that it would open competes with that application's return. Who connects meanwhile ends that.
 const RETURN: Duration = Duration::from_secs(5);
-/// Number of consecutive deaths after which the pool gives up.
+/// Number of consecutive deaths after which a pool gives up that serves nobody.
 const MOST_DEATHS: u32 = 8;
 
 /// Why a pool ends.
@@ -224,6 +227,7 @@ pub fn run(
         failure: None,
         short: false,
         held_back: None,
+        recovers: None,
         refusals: Refusals::default(),
         refused: VecDeque::new(),
     };
@@ -247,6 +251,8 @@ pub(super) struct Serving {
     pub connection: Arc<OwnedFd>,
     /// The application's user, if there is a limit for users.
     pub user: Option<u32>,
+    /// What its worker serves, if it has said so and it can be moved.
+    pub place: Option<Arc<Place>>,
     pub phase: Phase,
     /// The worker that its application is being moved to.
     pub destination: Option<Destination>,
@@ -261,7 +267,7 @@ pub(super) struct Serving {
 /// The phase of a serving worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
-    /// It may still name the owner of its application.
+    /// It may still say what it serves, and name the owner of its application.
     Speaking,
     /// It will send no further message.
     Silent,
@@ -300,6 +306,8 @@ pub(super) struct Pool<'a> {
     short: bool,
     /// No worker is started before this time, unless somebody connects.
     held_back: Option<Instant>,
+    /// No worker is started before this time: others have died.
+    recovers: Option<Instant>,
     refusals: Refusals,
     /// Connections that were refused, the newest last.
     refused: VecDeque<OwnedFd>,
@@ -313,11 +321,10 @@ impl Pool<'_> {
     /// Starts workers until enough wait. Returns when to try again, if one could not be started.
     fn refill(&mut self) -> Result<Option<Duration>, Error> {
         while self.waiting.len() < self.spare && self.workers() < self.most {
-            let left = self
-                .held_back
-                .map(|until| until.saturating_duration_since(Instant::now()));
-            match left {
-                Some(Duration::ZERO) | None => self.held_back = None,
+            let now = Instant::now();
+            let until = self.held_back.max(self.recovers);
+            match until.map(|until| until.saturating_duration_since(now)) {
+                Some(Duration::ZERO) | None => (self.held_back, self.recovers) = (None, None),
                 left => return Ok(left),
             }
             self.started += 1;
@@ -399,20 +406,35 @@ impl Pool<'_> {
         Ok(())
     }
 
-    /// A serving worker has named its application's owner, or has closed its channel.
+    /// A serving worker has said what it serves, has named its application's owner, or has closed its channel.
     fn owned(&mut self, index: usize) {
         let serving = &mut self.serving[index];
-        serving.phase = Phase::Silent;
         let mut message = [0; stream::LONGEST];
         let received = socket::receive(&serving.worker.channel, &mut message);
         let Ok((count, files)) = received else {
+            serving.phase = Phase::Silent;
             return;
         };
-        self.closer.close(files);
-        if let Some(Said::Owned(unit)) = Said::of(&message[..count], 0) {
-            self.sweeper.uses(serving.worker.number, unit.to_owned());
-            if let Some(all) = &self.options.compiled {
-                compiled::note_use(all, unit);
+        match Said::of(&message[..count], files.len()) {
+            // Once, before anything of the application's runs; where it has been moved to, it is known already.
+            Some(Said::Serves(window, attachment)) if serving.place.is_none() => {
+                serving.place = Some(Arc::new(Place {
+                    attachment: attachment.to_vec(),
+                    window,
+                    files,
+                }));
+            }
+            Some(Said::Owned(unit)) => {
+                serving.phase = Phase::Silent;
+                self.closer.close(files);
+                self.sweeper.uses(serving.worker.number, unit.to_owned());
+                if let Some(all) = &self.options.compiled {
+                    compiled::note_use(all, unit);
+                }
+            }
+            _ => {
+                serving.phase = Phase::Silent;
+                self.closer.close(files);
             }
         }
     }
@@ -490,11 +512,15 @@ impl Pool<'_> {
     fn died(&mut self, worker: Worker) -> Result<(), Error> {
         self.deaths += 1;
         worker.end(None, &self.remover, &self.closer);
-        if self.deaths == MOST_DEATHS {
+        if self.deaths >= MOST_DEATHS && self.serving.is_empty() {
             return Err(Error::Dying(self.deaths));
         }
         // The reason may be temporary.
-        thread::sleep(DEATH_PAUSE);
+        let pause = match self.deaths {
+            0..MOST_DEATHS => DEATH_PAUSE,
+            _ => DEATHS_PAUSE,
+        };
+        self.recovers = Some(Instant::now() + pause);
         Ok(())
     }
 
@@ -533,6 +559,7 @@ impl Pool<'_> {
             worker,
             connection,
             user,
+            place: None,
             phase: Phase::Speaking,
             destination: None,
             source: None,

@@ -138,6 +138,7 @@ fn try_once(
 /// It cannot be confined, or the driver does not open.
 pub fn tried(options: &Options, out: &mut impl Write) -> Result<bool, process::Error> {
     let mut worker = Worker::confined(options)?;
+    worker.send_no_files()?;
     let _ = writeln!(out, "  confinement: done");
     match options.apis[0] {
         ApiId::OpenCl => {

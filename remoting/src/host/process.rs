@@ -24,7 +24,7 @@ use super::{
     control,
     handshake::Door,
     options::Options,
-    standby::{self, Movable, Seat},
+    standby::{self, Movable},
     stream,
 };
 use crate::{
@@ -266,6 +266,11 @@ impl<'a> Worker<'a> {
         }
     }
 
+    /// Gives up sending files, before anything of the application's runs.
+    pub(super) fn send_no_files(&self) -> Result<(), Error> {
+        Ok(confine::send_no_files(&self.options.without())?)
+    }
+
     /// Becomes the worker of this owner's application, from here on with this owner's compiled
     /// programs and nobody else's. The pool learns of it, and nothing more.
     pub(super) fn belong(&mut self, owner: Option<&Owner>) -> Result<(), Error> {
@@ -301,10 +306,14 @@ fn next(listener: &UnixListener) -> io::Result<UnixStream> {
     }
 }
 
-/// Hands the pool a copy of the connection to this worker's application: whether it may serve it.
+/// Hands the pool a copy of the connection to this worker's application: whether it may serve it. Not if the pool cannot
+/// have it, as too many descriptors of this user's are in flight.
 fn taken(connection: BorrowedFd<'_>) -> io::Result<bool> {
     let channel = stream::channel();
-    socket::send(&channel, &[stream::TAKEN], &[connection])?;
+    match stream::hand_over(|| socket::send(&channel, &[stream::TAKEN], &[connection])) {
+        Err(error) if stream::is_crowded(&error) => return Ok(false),
+        sent => sent?,
+    }
     let mut answer = [stream::ENOUGH];
     (&mut &*channel).read_exact(&mut answer)?;
     if answer != [stream::SERVE] {
@@ -318,45 +327,47 @@ pub(super) const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Serves whoever has connected: an application of this machine, or a slice of a virtual
 /// machine's accelerator port.
-fn serve(mut worker: Worker<'_>, stream: &UnixStream) -> Result<(), Error> {
+fn serve(mut worker: Worker<'_>, connection: &UnixStream) -> Result<(), Error> {
     let options = worker.options;
-    let (bytes, files) = match socket::receive_hello(stream) {
+    let (bytes, files) = match socket::receive_hello(connection) {
         // Whoever only looks whether a pool listens says nothing.
         Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(()),
         hello => hello.map_err(Error::Connection)?,
     };
-    let user = socket::user(stream).map_err(Error::Connection)?;
+    let user = socket::user(connection).map_err(Error::Connection)?;
     if Attachment::begins(&bytes) {
-        return serve_slice(worker, stream, user, &bytes, files);
+        return serve_slice(worker, connection, user, &bytes, files);
     }
     let sizes = (options.window << 20, RING);
     let ours = match Hello::check(&bytes, &options.spoken()) {
         Ok(theirs) if theirs.form == Form::Asks => {
-            return socket::send_hello(stream, theirs, &[]).map_err(Error::Connection);
+            return socket::send_hello(connection, theirs, &[]).map_err(Error::Connection);
         }
         Ok(theirs) => Hello::answer(apis::spoken(theirs.api), Form::File, sizes),
         Err(refused) => {
             let theirs = Hello::api(&bytes).filter(|api| options.apis.contains(api));
             let spoken = apis::spoken(theirs.unwrap_or(options.apis[0]));
             // So that the other side can name both versions, too.
-            let _ = socket::send_hello(stream, Hello::answer(spoken, Form::File, sizes), &[]);
+            let _ = socket::send_hello(connection, Hello::answer(spoken, Form::File, sizes), &[]);
             return Err(refused.into());
         }
     };
     let file: OwnedFd = window::create(ours.window)?;
-    socket::send_hello(stream, ours, &[file.as_fd()]).map_err(Error::Connection)?;
+    if ours.api == ApiId::OpenCl {
+        stream::tell_place(&[], ours.window, &[file.as_fd()]).map_err(Error::Connection)?;
+    }
+    stream::hand_over(|| socket::send_hello(connection, ours, &[file.as_fd()]))
+        .map_err(Error::Connection)?;
     // The driver may start threads, and what belongs to others is taken from a process without.
     worker.belong(Owner::of_user(user).as_ref())?;
+    worker.send_no_files()?;
     worker.prepare_window(ours.api)?;
     let window = map(&file, ours.window, ours.api)?;
-    let listener = stream.try_clone().map_err(Error::Connection)?;
+    drop(file);
+    let listener = connection.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     match ours.api {
-        ApiId::OpenCl => {
-            let seat = Seat::local(file, ours.window);
-            let movable = Movable::From(seat);
-            serve_window(worker.api()?, window, nudge, movable, options)
-        }
+        ApiId::OpenCl => serve_window(worker.api()?, window, nudge, None, options),
         ApiId::Cuda => serve_cuda(
             worker.cuda()?,
             window,
@@ -427,15 +438,18 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     }
     let owner = door.owner(&channel);
     drop(door);
-    taken(channel.fd().as_fd()).map_err(Error::Connection)?;
+    if !taken(channel.fd().as_fd()).map_err(Error::Connection)? {
+        return Ok(());
+    }
     worker.belong(owner.as_ref())?;
+    worker.send_no_files()?;
     // Messages that nobody waits for are carried over like all others.
     let nudge = Nudge(Box::new(|| {}));
     match api {
         ApiId::OpenCl => {
             stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
-            let movable = Movable::Not(standby::STREAMS);
-            serve_window(worker.api()?, window, nudge, movable, options)
+            let stays = Some(standby::STREAMS);
+            serve_window(worker.api()?, window, nudge, stays, options)
         }
         ApiId::Cuda => {
             stream::start::<Cuda>(&window, channel).map_err(Error::Start)?;
@@ -460,17 +474,18 @@ fn backend(api: Arc<api::Api>, device: &str, options: &Options) -> Result<OpenCl
     Ok(backend)
 }
 
-/// Serves an application that is not in a guest, at the other end of a window.
+/// Serves an application that is not in a guest, at the other end of a window. `stays` says why it cannot be moved, if
+/// it cannot.
 fn serve_window(
     api: Arc<api::Api>,
     window: Arc<window::Window>,
     nudge: Nudge,
-    movable: Movable,
+    stays: Option<&'static str>,
     options: &Options,
 ) -> Result<(), Error> {
     let tuning = local(options);
     let (server, calls, spin) = session(api, window, (tuning, nudge), None, options)?;
-    let movable = movable.served_by(&server);
+    let movable = stays.map_or_else(|| Movable::From(server.told()), Movable::Not);
     standby::attend(Arc::clone(&server.board), movable, None).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
@@ -560,8 +575,11 @@ fn serve_slice(
         };
         return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
-    let seat = Seat::slice(&attachment, &files).map_err(Error::Connection)?;
+    if attachment.api == ApiId::OpenCl {
+        tell_slice(&attachment, &files)?;
+    }
     worker.belong(machine(&attachment, user).as_ref())?;
+    worker.send_no_files()?;
     worker.prepare_window(attachment.api)?;
     let ready = accept_slice(&attachment, files);
     let answer = if ready.is_ok() {
@@ -588,9 +606,19 @@ fn serve_slice(
     let api = worker.api()?;
     let (server, calls, spin) = session(api, window, (tuning, nudge), Some(&attachment), options)?;
     let board = Arc::clone(&server.board);
-    let movable = Movable::From(seat.served_by(&server));
+    let movable = Movable::From(server.told());
     standby::attend(board, movable, Some(stream)).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
+}
+
+/// Tells the pool which slice this worker serves, with its files.
+pub(super) fn tell_slice(attachment: &Attachment, files: &[OwnedFd]) -> Result<(), Error> {
+    if files.len() != 4 {
+        return Err(Error::Files(files.len()));
+    }
+    let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
+    let told = stream::tell_place(&attachment.to_bytes(), attachment.window, &files);
+    told.map_err(Error::Connection)
 }
 
 /// Tells a machine of another build, and the application behind it, of which one this worker is.

@@ -7,7 +7,7 @@
 use std::{
     io,
     os::{
-        fd::{AsFd, FromRawFd, OwnedFd},
+        fd::{FromRawFd, OwnedFd},
         unix::net::UnixStream,
     },
     sync::{
@@ -20,7 +20,7 @@ use std::{
 
 use super::{
     compiled::owner::Owner,
-    control::{self, Command, Reply, Served},
+    control::{self, Command, Reply},
     process::{self, Error, PATIENCE, Worker},
 };
 use crate::{
@@ -52,59 +52,6 @@ pub(super) const MOVES: i32 = 5;
 /// How long a worker may be in the middle of something before it says whether it can be moved.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// What a worker serves: what another one needs to go on.
-#[derive(Debug)]
-pub(super) struct Seat {
-    /// A machine's attachment, as bytes; none of an application of this machine.
-    attachment: Vec<u8>,
-    /// Bytes of the window.
-    window: u64,
-    /// The window, and what a machine sends with it.
-    files: Vec<OwnedFd>,
-    /// What the application has been told of its devices.
-    told: Told,
-}
-
-impl Seat {
-    /// An application of this machine, with its window.
-    pub fn local(file: OwnedFd, window: u64) -> Self {
-        Self {
-            attachment: Vec::new(),
-            window,
-            files: vec![file],
-            told: Told::default(),
-        }
-    }
-
-    /// A slice of a machine's accelerator port, with copies of its files.
-    pub fn slice(attachment: &Attachment, files: &[OwnedFd]) -> io::Result<Self> {
-        let files: io::Result<_> = files.iter().map(OwnedFd::try_clone).collect();
-        Ok(Self {
-            attachment: attachment.to_bytes().to_vec(),
-            window: attachment.window,
-            files: files?,
-            told: Told::default(),
-        })
-    }
-
-    /// The same, as this session serves it.
-    pub fn served_by(self, server: &Server) -> Self {
-        Self {
-            told: server.told(),
-            ..self
-        }
-    }
-
-    fn served(&self) -> Served {
-        Served {
-            attachment: Blob(self.attachment.clone()),
-            window: self.window,
-            files: self.files.len() as u32,
-            told: self.told.described(),
-        }
-    }
-}
-
 /// This worker's end of the control channel; to be taken once.
 fn channel() -> io::Result<UnixStream> {
     // SAFETY: a plain call on a number; what is started from here on does not inherit it.
@@ -118,20 +65,10 @@ fn channel() -> io::Result<UnixStream> {
 /// Whether an application can be moved.
 #[derive(Debug)]
 pub(super) enum Movable {
-    /// It can, and this is what another worker needs.
-    From(Seat),
+    /// It can, and this is what it has been told of its devices.
+    From(Told),
     /// It cannot.
     Not(&'static str),
-}
-
-impl Movable {
-    /// The same, as this session serves the application.
-    pub fn served_by(self, server: &Server) -> Self {
-        match self {
-            Self::From(seat) => Self::From(seat.served_by(server)),
-            Self::Not(why) => Self::Not(why),
-        }
-    }
 }
 
 /// Why applications that come by a stream stay.
@@ -182,8 +119,8 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
         // Its end is that of the other side, with which this process ends.
         while let Ok(Some((command, files))) = control::receive::<Command>(&channel) {
             let refuse = |why: &str| drop(control::send(&channel, &refusal(why), &[]));
-            let seat = match &*movable {
-                Movable::From(seat) => seat,
+            let told = match &*movable {
+                Movable::From(told) => told,
                 Movable::Not(why) => {
                     refuse(why);
                     continue;
@@ -194,8 +131,7 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                 refusal("its device is busy: what it has there is not copied in time");
             let order = match (command, files.into_iter().next()) {
                 (Command::Describe(), None) => {
-                    let files: Vec<_> = seat.files.iter().map(AsFd::as_fd).collect();
-                    let _ = control::send(&channel, &Reply::Serves(seat.served()), &files);
+                    let _ = control::send(&channel, &Reply::Serves(told.described()), &[]);
                     continue;
                 }
                 (Command::Quiesce(patience, most), None) => {
@@ -312,21 +248,16 @@ pub(super) fn take_up(mut worker: Worker<'_>) -> Result<(), Error> {
         (command == Command::Files()).then_some(files)
     })?;
     let user = socket::user(&connection).map_err(Error::Connection)?;
-    let seat = Seat {
-        attachment: served.attachment.0,
-        window: served.window,
-        files,
-        told: Told::default(),
-    };
-    let prepared = match <[u8; ATTACHMENT]>::try_from(&seat.attachment[..]) {
+    let attachment = &served.attachment.0;
+    let prepared = match <[u8; ATTACHMENT]>::try_from(&attachment[..]) {
         Ok(bytes) => {
             let attachment = Attachment::from_bytes(&bytes)?;
             worker.belong(process::machine(&attachment, user).as_ref())?;
-            slice(&mut worker, &attachment, &seat)
+            slice(&mut worker, &attachment, &files)
         }
         Err(_) => {
             worker.belong(Owner::of_user(user).as_ref())?;
-            local(&mut worker, &connection, &seat)
+            local(&mut worker, &connection, (&files, served.window))
         }
     };
     // Before anything is copied.
@@ -334,12 +265,13 @@ pub(super) fn take_up(mut worker: Worker<'_>) -> Result<(), Error> {
         let compared = all.0.compare_described(&served.told);
         compared.map(|()| all).map_err(Error::Restore)
     });
-    let (server, calls, spin) = restored(&channel, prepared)?;
-    let seat = seat.served_by(&server);
+    drop(files);
+    let (server, calls, spin) = restored(&worker, &channel, prepared)?;
+    let movable = Movable::From(server.told());
     let board = Arc::clone(&server.board);
     // A machine goes on to ask by the connection that was handed over.
-    let machine = (!seat.attachment.is_empty()).then_some(&connection);
-    attend_both(channel, board, Movable::From(seat), machine).map_err(Error::Start)?;
+    let machine = (!attachment.is_empty()).then_some(&connection);
+    attend_both(channel, board, movable, machine).map_err(Error::Start)?;
     let outcome = server.run(calls, spin);
     drop(connection);
     Ok(outcome?)
@@ -375,7 +307,11 @@ fn telling<T>(
 }
 
 /// Waits for the state on this channel, makes it again, and waits until nobody else serves the window.
-fn restored(channel: &UnixStream, prepared: Result<Prepared, Error>) -> Result<Prepared, Error> {
+fn restored(
+    worker: &Worker<'_>,
+    channel: &UnixStream,
+    prepared: Result<Prepared, Error>,
+) -> Result<Prepared, Error> {
     let (mut server, mut calls, spin) = prepared.inspect_err(|error| {
         let _ = control::send(channel, &control::refused(error), &[]);
     })?;
@@ -410,6 +346,7 @@ fn restored(channel: &UnixStream, prepared: Result<Prepared, Error>) -> Result<P
     })?;
     let fetching = server.fetch_contents(source.map(UnixStream::from));
     fetching.map_err(Error::Restore)?;
+    worker.send_no_files()?;
     server.take_up(&mut calls)?;
     Ok((server, calls, spin))
 }
@@ -423,13 +360,13 @@ pub(super) fn take_up_slice(
     attachment: &Attachment,
     files: Vec<OwnedFd>,
 ) -> Result<(), Error> {
-    let seat = Seat::slice(attachment, &files).map_err(Error::Connection)?;
-    drop(files);
+    process::tell_slice(attachment, &files)?;
     worker.belong(process::machine(attachment, user).as_ref())?;
-    let prepared = slice(&mut worker, attachment, &seat);
-    let (server, calls, spin) = restored(machine, prepared)?;
+    let prepared = slice(&mut worker, attachment, &files);
+    drop(files);
+    let (server, calls, spin) = restored(&worker, machine, prepared)?;
     let board = Arc::clone(&server.board);
-    let movable = Movable::From(seat.served_by(&server));
+    let movable = Movable::From(server.told());
     attend(board, movable, Some(machine)).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
 }
@@ -437,10 +374,14 @@ pub(super) fn take_up_slice(
 type Prepared = (Server, Receiver<Slice, Waker>, Duration);
 
 /// A session for an application of this machine.
-fn local(worker: &mut Worker<'_>, connection: &UnixStream, seat: &Seat) -> Result<Prepared, Error> {
+fn local(
+    worker: &mut Worker<'_>,
+    connection: &UnixStream,
+    (files, size): (&[OwnedFd], u64),
+) -> Result<Prepared, Error> {
     let options = worker.options;
-    let file = seat.files.first().ok_or(Error::Files(0))?;
-    let window = Window::map(file, seat.window, RING)?;
+    let file = files.first().ok_or(Error::Files(0))?;
+    let window = Window::map(file, size, RING)?;
     let listener = connection.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     let tuning = Tuning {
@@ -452,10 +393,14 @@ fn local(worker: &mut Worker<'_>, connection: &UnixStream, seat: &Seat) -> Resul
 }
 
 /// A session for a slice of a machine's port.
-fn slice(worker: &mut Worker<'_>, attachment: &Attachment, seat: &Seat) -> Result<Prepared, Error> {
+fn slice(
+    worker: &mut Worker<'_>,
+    attachment: &Attachment,
+    files: &[OwnedFd],
+) -> Result<Prepared, Error> {
     let options = worker.options;
-    let [memory, doorbell, interrupt, account] = &seat.files[..] else {
-        return Err(Error::Files(seat.files.len()));
+    let [memory, doorbell, interrupt, account] = files else {
+        return Err(Error::Files(files.len()));
     };
     let copy = |file: &OwnedFd| file.try_clone().map_err(Error::Connection);
     let window = Window::map(memory, attachment.window, RING)?;
@@ -483,25 +428,21 @@ fn slice(worker: &mut Worker<'_>, attachment: &Attachment, seat: &Seat) -> Resul
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::os::fd::AsFd;
+
     use base::Patience;
 
     use super::*;
     use crate::{backends::opencl::testing, link::control::Peer};
 
     /// A serving session, and the channels of two who may ask.
-    fn asked_by_two(movable: fn(Seat) -> Movable) -> (UnixStream, UnixStream) {
+    fn asked_by_two(movable: Movable) -> (UnixStream, UnixStream) {
         let (server, calls, _) = testing::server();
         let board = Arc::clone(&server.board);
         thread::spawn(move || server.run(calls, Duration::ZERO));
         let ((pool, theirs), (machine, other)) =
             (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
-        let seat = Seat {
-            attachment: Vec::new(),
-            window: 0,
-            files: Vec::new(),
-            told: Told::default(),
-        };
-        attend_both(theirs, board, movable(seat), Some(&other)).unwrap();
+        attend_both(theirs, board, movable, Some(&other)).unwrap();
         (pool, machine)
     }
 
@@ -516,7 +457,7 @@ mod tests {
 
     #[test]
     fn what_one_has_stopped_the_other_does_not_have_go_on() {
-        let (pool, machine) = asked_by_two(Movable::From);
+        let (pool, machine) = asked_by_two(Movable::From(Told::default()));
         assert!(ask(&pool, &Command::Resume()).is_err(), "it serves");
         ask(&pool, &Command::Quiesce(1000, u64::MAX)).unwrap();
         let refused = ask(&machine, &Command::Resume()).unwrap_err();
@@ -547,13 +488,7 @@ mod tests {
         server.svm_alloc(&allocate).unwrap();
         let board = Arc::clone(&server.board);
         let (pool, theirs) = UnixStream::pair().unwrap();
-        let seat = Seat {
-            attachment: Vec::new(),
-            window: 0,
-            files: Vec::new(),
-            told: Told::default(),
-        };
-        attend_both(theirs, board, Movable::From(seat), None).unwrap();
+        attend_both(theirs, board, Movable::From(Told::default()), None).unwrap();
         // Nobody knows before it serves.
         ask(&pool, &Command::Examine()).unwrap();
         thread::spawn(move || server.run(calls, Duration::ZERO));
@@ -567,14 +502,8 @@ mod tests {
     fn a_round_that_takes_too_long_is_refused_and_its_late_end_is_no_answer() {
         let (server, calls, _) = testing::server();
         let (pool, theirs) = UnixStream::pair().unwrap();
-        let seat = Seat {
-            attachment: Vec::new(),
-            window: 0,
-            files: Vec::new(),
-            told: Told::default(),
-        };
         let board = Arc::clone(&server.board);
-        attend_both(theirs, board, Movable::From(seat), None).unwrap();
+        attend_both(theirs, board, Movable::From(Told::default()), None).unwrap();
         let round = |time| {
             let image = crate::session::image::create().unwrap();
             let worker = Peer {
@@ -618,7 +547,7 @@ mod tests {
 
     #[test]
     fn both_are_told_why_an_application_cannot_be_moved() {
-        let (pool, machine) = asked_by_two(|_| Movable::Not(CUDA));
+        let (pool, machine) = asked_by_two(Movable::Not(CUDA));
         for channel in [pool, machine] {
             let refused = ask(&channel, &Command::Quiesce(1000, u64::MAX)).unwrap_err();
             assert_eq!(refused, CUDA);

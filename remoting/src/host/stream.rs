@@ -5,11 +5,15 @@
 use std::{
     io,
     mem::ManuallyDrop,
-    os::{fd::FromRawFd, unix::net::UnixStream},
+    os::{
+        fd::{BorrowedFd, FromRawFd},
+        unix::net::UnixStream,
+    },
     path::PathBuf,
     process::Command,
     sync::{Arc, Mutex},
     thread,
+    time::{Duration, Instant},
 };
 
 use base::{Chain, Unpoisoned};
@@ -26,6 +30,7 @@ use crate::{
         },
         window::Window,
     },
+    port::ATTACHMENT,
     wire::Api,
 };
 
@@ -46,8 +51,16 @@ pub(super) const THREADS: u8 = 3;
 pub(super) const OWNED: u8 = 4;
 /// The first byte of a message to the pool: the worker cannot serve anybody. Why follows, as text.
 pub(super) const FAILED: u8 = 5;
+/// The first byte of a message to the pool, before anything of the application's runs: what the worker serves. The size
+/// of the window in eight bytes, and a machine's attachment follow; the window's file comes along, with a machine's.
+pub(super) const SERVES: u8 = 6;
 /// The longest message to the pool, in bytes; its answer may be twice as long.
 pub const LONGEST: usize = 512;
+
+/// How long too many files may be in flight, which others have sent, until nobody waits for that any more.
+const CROWDED: Duration = Duration::from_secs(10);
+/// How often to try again meanwhile.
+const CROWDED_RETRY: Duration = Duration::from_millis(10);
 
 /// What a worker says to its pool, which takes nobody's word for it: native code may run in a worker
 /// that serves.
@@ -63,6 +76,8 @@ pub enum Said<'a> {
     Owned(&'a str),
     /// It cannot serve anybody: why.
     Failed(&'a str),
+    /// What it serves: the size of the window, and a machine's attachment, if it is a machine's.
+    Serves(u64, &'a [u8]),
 }
 
 impl<'a> Said<'a> {
@@ -75,6 +90,15 @@ impl<'a> Said<'a> {
             [OWNED, unit @ ..] => {
                 let unit = str::from_utf8(unit).ok();
                 unit.filter(|unit| is_unit(unit)).map(Self::Owned)
+            }
+            [SERVES, place @ ..] => {
+                let (window, attachment) = place.split_first_chunk()?;
+                let fits = match attachment.len() {
+                    0 => files == 1,
+                    ATTACHMENT => files == 4,
+                    _ => false,
+                };
+                fits.then_some(Self::Serves(u64::from_le_bytes(*window), attachment))
             }
             [FAILED, why @ ..] => str::from_utf8(why).ok().map(Self::Failed),
             _ => None,
@@ -147,6 +171,37 @@ pub(super) fn pass_on(
         let schemes: Vec<_> = keeper.schemes().iter().map(u16::to_string).collect();
         command.args(["--tls-schemes", &schemes.join(",")]);
     }
+}
+
+/// Tells the pool what this worker serves. To be called before anything of the application's runs.
+///
+/// # Errors
+/// The pool has ended, or as many descriptors are in flight as may be.
+pub(super) fn tell_place(
+    attachment: &[u8],
+    window: u64,
+    files: &[BorrowedFd<'_>],
+) -> io::Result<()> {
+    let message = [&[SERVES], &window.to_le_bytes()[..], attachment].concat();
+    hand_over(|| socket::send(&channel(), &message, files))
+}
+
+/// Sends files, when as many as may be in flight of this user's are not any more, or not for too long.
+pub(super) fn hand_over(mut send: impl FnMut() -> io::Result<()>) -> io::Result<()> {
+    let until = Instant::now() + CROWDED;
+    loop {
+        match send() {
+            Err(error) if is_crowded(&error) && Instant::now() < until => {
+                thread::sleep(CROWDED_RETRY);
+            }
+            sent => return sent,
+        }
+    }
+}
+
+/// Whether files could not be sent because too many of this user's are in flight.
+pub(super) fn is_crowded(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::ETOOMANYREFS)
 }
 
 /// Tells the pool why this worker cannot serve anybody, which says it once for all of them. False if it is too long
@@ -297,6 +352,36 @@ mod tests {
         for message in [&b""[..], b" \n", b"\x05cannot open it"] {
             assert_eq!(printed(message), None);
         }
+    }
+
+    #[test]
+    fn files_are_sent_again_while_too_many_are_in_flight_and_only_then() {
+        let mut sent = 0;
+        let crowded = |error| io::Error::from_raw_os_error(error);
+        let outcome = hand_over(|| {
+            sent += 1;
+            match sent {
+                9 => Ok(()),
+                _ => Err(crowded(libc::ETOOMANYREFS)),
+            }
+        });
+        assert!(outcome.is_ok() && sent == 9);
+        let gone = hand_over(|| Err(crowded(libc::EPIPE))).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::BrokenPipe);
+    }
+
+    #[test]
+    fn what_a_worker_serves_comes_with_the_files_that_belong_to_it() {
+        let message = |attachment: usize| [&[SERVES][..], &[7; 8], &vec![1; attachment]].concat();
+        let is_said = |attachment, files| {
+            let message = message(attachment);
+            matches!(Said::of(&message, files), Some(Said::Serves(..)))
+        };
+        assert!(is_said(0, 1) && is_said(ATTACHMENT, 4));
+        for wrong in [(0, 0), (0, 4), (ATTACHMENT, 1), (ATTACHMENT - 1, 4), (1, 1)] {
+            assert!(!is_said(wrong.0, wrong.1), "{wrong:?}");
+        }
+        assert_eq!(Said::of(&[SERVES, 1, 2], 1), None);
     }
 
     #[test]

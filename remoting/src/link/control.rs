@@ -7,7 +7,7 @@
 
 use std::{
     fs::File,
-    io::{self, Read},
+    io::{self, Read, Write},
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -90,7 +90,8 @@ wire! { enum
         /// Report whether the state can be saved, as far as that is known while serving, and how many bytes of memory
         /// objects were created since the last round, or in total if there was none.
         13 Examine(),
-        /// Save the omitted contents of a memory object to the attached file.
+        /// Save the omitted contents of a memory object to the attached file, or to that of the last
+        /// [`Files`](Self::Files).
         14 Fetch(what: Fetch),
     }
 }
@@ -102,8 +103,8 @@ wire! { enum
         1 Done(),
         /// It cannot be done, and why.
         2 Refused(why: Blob),
-        /// What the worker serves; its files are attached.
-        3 Serves(served: Served),
+        /// The worker serves an application that has been told this of its devices, as in [`Served`].
+        3 Serves(told: Blob),
         /// Not done yet, but the worker has had processor time in the last second.
         4 Works(),
         /// The worker continues: this many bytes of memory objects were created since the last round.
@@ -136,7 +137,11 @@ pub fn send<M: Wire>(
     (body.len() as u32).put(&mut bytes);
     FINGERPRINT.put(&mut bytes);
     bytes.extend(body);
-    socket::send(channel, &bytes, files)
+    match files {
+        // A worker that serves may make no call that could send files.
+        [] => (&mut &*channel).write_all(&bytes),
+        files => socket::send(channel, &bytes, files),
+    }
 }
 
 /// Receives a message with its files. Returns None if the other side has ended.
@@ -278,7 +283,8 @@ fn is_end(error: &io::Error) -> bool {
 }
 
 /// Serves the requests that a worker sends on the socket that it got with [`Command::Go`], until it has all contents or
-/// has ended. `fetch` makes the source save the contents of a memory object to a file.
+/// has ended. `fetch` makes the source save the contents of a memory object to a file: that which came last, with
+/// [`Command::Files`] or with the request.
 ///
 /// # Errors
 /// The first reason why contents are missing, or the worker asks for something else.
@@ -287,10 +293,14 @@ pub fn serve_fetches(
     mut fetch: impl FnMut(&Fetch, BorrowedFd<'_>) -> Result<(), NotMoved>,
 ) -> Result<(), NotMoved> {
     let mut lost = Ok(());
+    let mut last = None;
     let served = (|| {
         while let Some((command, files)) = receive::<Command>(destination)? {
-            let (Command::Fetch(what), [file]) = (command, &files[..]) else {
-                return Err(invalid("a worker asks for more than contents of memory"));
+            last = files.into_iter().next().or(last.take());
+            let (what, file) = match (command, &last) {
+                (Command::Files(), Some(_)) => continue,
+                (Command::Fetch(what), Some(file)) => (what, file),
+                _ => return Err(invalid("a worker asks for more than contents of memory")),
             };
             let fetched = fetch(&what, file.as_fd());
             let reply = fetched.as_ref().err().map(|why| refused(why));

@@ -40,6 +40,7 @@ use gantry_remoting::{
 
 mod charges;
 mod devices;
+mod shared_pool;
 
 /// How long an answer or a word is waited for.
 const LONG: Duration = Duration::from_secs(60);
@@ -62,7 +63,11 @@ struct Client {
 impl Client {
     fn new() -> Self {
         crate::library::library();
-        let path = std::env::var("GANTRY_CUDA").unwrap();
+        Self::at(std::env::var("GANTRY_CUDA").unwrap())
+    }
+
+    /// One of the pool that listens at this path.
+    fn at(path: impl AsRef<std::path::Path>) -> Self {
         let stream = UnixStream::connect(path).unwrap();
         socket::send_hello(&stream, Hello::client::<Cuda>(), &[]).unwrap();
         let (bytes, files) = socket::receive_hello(&stream).unwrap();

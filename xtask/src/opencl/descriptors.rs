@@ -80,8 +80,8 @@ pub fn lowered(pool: &Pool) -> Result<()> {
 
 /// A pool uses the hard limit for itself, and serves no more applications than it has room for.
 pub fn bounded(pool: &Pool) -> Result<()> {
-    // 64 for itself, and 4 for each of two.
-    let program = ["prlimit", "--nofile=40:72"];
+    // 64 for itself, and 8 for each of two.
+    let program = ["prlimit", "--nofile=40:80"];
     let release = pool.release.clone();
     let options = ["--spare", "1"];
     let pool = Pool::under(&program, Way::Rings, "bounded", release, &options)?;
@@ -99,7 +99,7 @@ pub fn bounded(pool: &Pool) -> Result<()> {
         .lines()
         .find(|line| line.starts_with("Max open files"));
     let files: Vec<_> = files.unwrap_or_default().split_whitespace().collect();
-    ensure!(files[3..5] == ["40", "72"], "{limits}");
+    ensure!(files[3..5] == ["40", "80"], "{limits}");
     Ok(())
 }
 

@@ -290,6 +290,44 @@ fn a_descriptor_that_others_share_stays_non_blocking() {
 }
 
 #[test]
+fn a_worker_that_serves_puts_no_descriptors_in_flight() {
+    use crate::link::socket;
+    use std::os::{fd::AsFd, unix::net::UnixStream};
+    let (here, there) = UnixStream::pair().unwrap();
+    for api in ApiId::ALL {
+        let (waits, serves) = (filters(api).unwrap(), no_files().unwrap());
+        let sends = |serving: bool, files: &[_]| {
+            let apply = || {
+                let more = serving.then_some(&serves);
+                let mut all = waits.iter().chain(more);
+                all.all(|filter| seccompiler::apply_filter(filter).is_ok())
+            };
+            let send = || match socket::send(&here, &[1], files) {
+                Ok(()) => 0,
+                Err(_) => -1,
+            };
+            in_child(apply, send)
+        };
+        assert_eq!(sends(false, &[there.as_fd()]), 0, "{api:?}");
+        assert_eq!(sends(true, &[there.as_fd()]), libc::EPERM, "{api:?}");
+        assert_eq!(
+            sends(true, &[]),
+            libc::EPERM,
+            "{api:?}: no filter sees that"
+        );
+        let apply = || {
+            let mut all = waits.iter().chain([&serves]);
+            all.all(|filter| seccompiler::apply_filter(filter).is_ok())
+        };
+        let nudges = || {
+            // SAFETY: a byte of a constant.
+            unsafe { libc::send(here.as_raw_fd(), [1u8].as_ptr().cast(), 1, 0) as c_long }
+        };
+        assert_eq!(in_child(apply, nudges), 0, "{api:?}");
+    }
+}
+
+#[test]
 fn a_worker_leaves_its_pool_no_processes() {
     // SAFETY: the new process has a copy of everything and ends at once.
     let clone = |flags: i32| unsafe {

@@ -9,7 +9,7 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use super::{device, entry_points, offer, put, text};
+use super::{device, entry_points, flood, offer, put, text};
 use crate::driver::{
     ARCHITECTURE, Answer, MOST_DEVICES, MULTIPROCESSORS, SHARED, SHARED_OPT_IN, THREADS,
     context::{self, Context},
@@ -217,6 +217,7 @@ entry_points! {
 
     fn cuCtxCreate_v2(pctx: *mut CUcontext, flags: c_uint, dev: CUdevice) {
         device(dev)?;
+        flood::flood();
         let context = Context::create(dev, flags)?;
         put(pctx, context.handle as CUcontext)?;
         context::push(context);

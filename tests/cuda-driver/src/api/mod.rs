@@ -6,6 +6,7 @@
 pub mod arrays;
 mod copies;
 mod device;
+mod flood;
 mod graphs;
 mod images;
 mod memory;

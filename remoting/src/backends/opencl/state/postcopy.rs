@@ -3,6 +3,8 @@
 
 use std::{
     collections::HashMap,
+    fs::File,
+    io::Seek,
     os::{fd::AsFd, unix::net::UnixStream},
     sync::Arc,
     thread,
@@ -24,7 +26,7 @@ use crate::{
         driver::api::Api,
         missing::{Missing, Next, Numbers},
     },
-    link::control::{Command, Fetch, Peer},
+    link::control::{self, Command, Fetch, Peer},
     session::{
         image::{self, Contents, Immovable},
         notice::Notice,
@@ -59,9 +61,14 @@ pub(super) fn remaining(api: &Arc<Api>, mut copies: Copies, left: Vec<Root>) -> 
 }
 
 /// Fetches missing contents until all have been requested.
-fn fetch_all(api: &Arc<Api>, source: &UnixStream, numbers: &Numbers, wake: impl Fn()) {
+fn fetch_all(
+    api: &Arc<Api>,
+    (source, image): (&UnixStream, &File),
+    numbers: &Numbers,
+    wake: impl Fn(),
+) {
     while let Some(next) = numbers.next() {
-        let fetched = fetch(api, source, &next);
+        let fetched = fetch(api, (source, image), &next);
         let number = next.number;
         drop(next);
         numbers.came(number, fetched);
@@ -71,10 +78,17 @@ fn fetch_all(api: &Arc<Api>, source: &UnixStream, numbers: &Numbers, wake: impl 
     wake();
 }
 
-/// Fetches an object's contents. Fails with the reason.
-fn fetch(api: &Arc<Api>, source: &UnixStream, next: &Next) -> Result<(), String> {
+/// Fetches an object's contents, by this file. Fails with the reason.
+fn fetch(
+    api: &Arc<Api>,
+    (source, mut image): (&UnixStream, &File),
+    next: &Next,
+) -> Result<(), String> {
     let words = |error: &dyn std::error::Error| Chain(error).to_string();
-    let image = image::create().map_err(|error| words(&error))?;
+    // Whoever writes to it does so where it ends for this process, too.
+    let emptied = image.set_len(0).and_then(|()| image.rewind());
+    let copy = emptied.and_then(|()| image.try_clone());
+    let copy = copy.map_err(|error| words(&error))?;
     let source = Peer {
         channel: source,
         who: "the worker that it has left",
@@ -85,14 +99,10 @@ fn fetch(api: &Arc<Api>, source: &UnixStream, next: &Next) -> Result<(), String>
         left: next.left,
     };
     source
-        .ask(
-            &Command::Fetch(what),
-            &[image.as_fd()],
-            &Patience::within(PASSED_ON),
-        )
+        .ask(&Command::Fetch(what), &[], &Patience::within(PASSED_ON))
         .map_err(|error| words(&error))?;
     let written = (|| {
-        let (parts, contents) = Contents::open::<OpenCl, Vec<Bytes>>(image, super::SHAPE)?;
+        let (parts, contents) = Contents::open::<OpenCl, Vec<Bytes>>(copy, super::SHAPE)?;
         for part in parts.iter().filter(|part| part.mem == next.number) {
             // Here, too, it has contents, which must be taken along in the next move.
             next.touch(part.from, part.length);
@@ -128,7 +138,7 @@ impl Server {
     /// Begins to fetch through this socket what the state was saved without.
     ///
     /// # Errors
-    /// There is no socket.
+    /// There is no socket, or no file.
     pub fn fetch_contents(&mut self, source: Option<UnixStream>) -> Result<(), Immovable> {
         let Some(missing) = &mut self.backend.missing else {
             return Ok(());
@@ -137,9 +147,13 @@ impl Server {
         let Some(numbers) = missing.begin() else {
             return Ok(());
         };
+        // Once for all: a worker that serves sends no files.
+        let image = image::create()?;
+        control::send(&source, &Command::Files(), &[image.as_fd()])?;
         let (api, board) = (Arc::clone(&self.backend.api), Arc::clone(&self.board));
         let work = Arc::new(move || {
-            fetch_all(&api, &source, &numbers, || board.leave(Notice::Wake));
+            let by = (&source, &image);
+            fetch_all(&api, by, &numbers, || board.leave(Notice::Wake));
         });
         let aside = Arc::clone(&work);
         let thread = thread::Builder::new().name("postcopy".to_owned());
