@@ -106,11 +106,9 @@ const ALLOWED: &[&[c_long]] = &[
         libc::SYS_madvise,
         libc::SYS_mbind,
         libc::SYS_membarrier,
-        libc::SYS_memfd_create,
         libc::SYS_mincore,
         libc::SYS_mlock,
         libc::SYS_mlock2,
-        libc::SYS_mmap,
         libc::SYS_mprotect,
         libc::SYS_mremap,
         libc::SYS_msync,
@@ -137,7 +135,6 @@ const ALLOWED: &[&[c_long]] = &[
         libc::SYS_getrusage,
         libc::SYS_gettid,
         libc::SYS_getuid,
-        libc::SYS_prctl,
         libc::SYS_restart_syscall,
         libc::SYS_rseq,
         libc::SYS_rt_sigaction,
@@ -315,6 +312,14 @@ fn conditional() -> Result<Vec<(c_long, Vec<Rule>)>, BackendError> {
             .map(|value| Condition::new(argument, Len::Dword, Op::Ne, *value));
         Rule::new(conditions.collect::<Result<_, _>>()?)
     };
+    let without = |argument, flag| {
+        Rule::new(vec![Condition::new(
+            argument,
+            Len::Dword,
+            Op::MaskedEq(flag),
+            0,
+        )?])
+    };
     let own = u64::from(std::process::id());
     let data = u64::from(libc::RLIMIT_DATA);
     let data_is_apart = Condition::new(1, Len::Dword, Op::Ne, data)?;
@@ -326,6 +331,17 @@ fn conditional() -> Result<Vec<(c_long, Vec<Rule>)>, BackendError> {
     fcntls.push(SET_STATE);
     Ok(vec![
         (libc::SYS_clone, vec![Rule::new(vec![own_child])?]),
+        // The machine's huge pages are its virtual machines': no control group and no limit counts them.
+        (libc::SYS_mmap, vec![without(3, libc::MAP_HUGETLB as u64)?]),
+        (
+            libc::SYS_memfd_create,
+            vec![without(1, libc::MFD_HUGETLB.into())?],
+        ),
+        // It ends with its pool.
+        (
+            libc::SYS_prctl,
+            vec![none_of(0, &[libc::PR_SET_PDEATHSIG as u64])?],
+        ),
         (libc::SYS_ioctl, vec![none_of(1, REFUSED_IOCTLS)?]),
         (
             libc::SYS_fcntl,

@@ -17,6 +17,7 @@ use super::{
     memory::Memory,
     objects::Objects,
     printed::Printed,
+    reserves::Reserve,
     textures::Texture,
     user_objects::UserObjects,
     waiting::PutOff,
@@ -46,6 +47,8 @@ pub struct CudaBackend {
     pub(super) memory: Memory,
     /// Charges for memory that the client has freed but that is still in use.
     pub(super) kept: Kept,
+    /// Charges for what contexts reserve for their kernels, by context and limit.
+    pub(super) limits: HashMap<(u32, u64), Reserve>,
     pub(super) cover: Cover,
     /// Retain count of each device's primary context.
     pub(super) primary: HashMap<i32, u32>,
@@ -101,6 +104,7 @@ impl CudaBackend {
             objects: Objects::default(),
             memory: Memory::default(),
             kept: Kept::default(),
+            limits: HashMap::new(),
             cover: Cover::default(),
             primary: HashMap::new(),
             captures: Captures::default(),

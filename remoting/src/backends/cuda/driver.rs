@@ -57,7 +57,7 @@ macro_rules! functions {
 functions! {
     cuInit cuDevicePrimaryCtxRetain cuDriverGetVersion cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetName
     cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceGetPCIBusId
-    cuCtxSetCurrent cuCtxSynchronize cuCtxGetCurrent
+    cuCtxSetCurrent cuCtxSynchronize cuCtxGetCurrent cuCtxGetLimit
     cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2 cuMemAllocAsync cuMemAllocFromPoolAsync
     cuMemFreeAsync cuMemGetInfo_v2 cuPointerGetAttribute cuMemHostRegister_v2 cuMemHostGetDevicePointer_v2
     cuMemcpyHtoDAsync_v2 cuMemcpyDtoHAsync_v2 cuMemcpyDtoDAsync_v2 cuMemcpy2DAsync_v2

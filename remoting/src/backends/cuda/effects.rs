@@ -10,8 +10,9 @@ use super::{
         CONDITIONAL_CREATE, CREATE, DESTROY, END_CAPTURE, EVENT_DESTROY, EXECUTABLE_DESTROY,
         GRAPH_DESTROY, INSTANTIATE, LIBRARY_GLOBAL, LIBRARY_MANAGED, LIBRARY_UNLOAD, MAP,
         MEMORY_CREATE, MEMORY_RELEASE, MEMORY_RETAIN, MIPMAP_CREATE, MIPMAP_DESTROY, MODULE_GLOBAL,
-        MODULE_UNLOAD, NODE_DESTROY, POOL_DESTROY, RELEASE, RESET, RETAIN, STREAM_DESTROY,
-        SURFACE_CREATE, SURFACE_DESTROY, TEXTURE_CREATE, TEXTURE_DESTROY, UNMAP, word,
+        MODULE_UNLOAD, NODE_DESTROY, POOL_DESTROY, RELEASE, RESET, RETAIN, SET_LIMIT,
+        STREAM_DESTROY, SURFACE_CREATE, SURFACE_DESTROY, TEXTURE_CREATE, TEXTURE_DESTROY, UNMAP,
+        word,
     },
     memory::Stretch,
     textures::Texture,
@@ -65,6 +66,7 @@ impl Server {
             }
             MODULE_GLOBAL | LIBRARY_GLOBAL | LIBRARY_MANAGED | MEMORY_CREATE | MEMORY_RETAIN
             | MEMORY_RELEASE | MAP | UNMAP => self.after_memory(call),
+            SET_LIMIT => self.limit_set(call),
             _ => self.after_object(call),
         }
     }
@@ -156,8 +158,13 @@ impl Server {
             }
             MEMORY_CREATE => self.costs(Kind::Physical, call.object(0), call.charge),
             MEMORY_RETAIN => {
+                let charge = self.backend.memory.charge_at(call.number(1));
                 if let Ok(memory) = self.backend.objects.get_mut(Kind::Physical, call.object(0)) {
-                    memory.references += 1;
+                    match memory.charge {
+                        Some(_) => memory.references += 1,
+                        // It had been released: a new object, with its first reference, for the same memory.
+                        None => memory.charge = charge,
+                    }
                 }
             }
             MEMORY_RELEASE => {
@@ -292,6 +299,50 @@ impl Server {
         self.end_captures_without_stream();
         self.backend.deferred.remove(&id);
         self.backend.left.remove(&id);
+        self.backend.limits.retain(|(context, _), _| *context != id);
         self.backend.api.look();
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{super::testing, *};
+
+    #[test]
+    fn physical_memory_is_charged_until_its_last_mapping_and_handle_are_gone() {
+        const SIZE: u64 = 1 << 20;
+        const RAW: usize = 0x1000;
+        let (first, second) = (0x10_0000_0000, 0x20_0000_0000);
+        let (mut server, ..) = testing::server();
+        let after = |server: &mut Server, function, words: &[u64], charge| {
+            let arguments: Vec<_> = words.iter().map(|word| Argument::Word(*word)).collect();
+            server.after(Call {
+                function,
+                arguments: &arguments,
+                words,
+                context: 0,
+                charge,
+            });
+        };
+        let named = |server: &mut Server| {
+            let objects = &mut server.backend.objects;
+            u64::from(objects.number(Kind::Physical, RAW, 0, 0))
+        };
+        let charge = server.charge(SIZE).unwrap();
+        let handle = named(&mut server);
+        after(&mut server, MEMORY_CREATE, &[handle], Some(charge));
+        after(&mut server, MAP, &[first, SIZE, 0, handle], None);
+        after(&mut server, MEMORY_RELEASE, &[handle], None);
+        assert_eq!(server.quota.used(), SIZE);
+        // The driver gives the same handle again, which has no number any more.
+        let handle = named(&mut server);
+        after(&mut server, MEMORY_RETAIN, &[handle, first], None);
+        after(&mut server, MAP, &[second, SIZE, 0, handle], None);
+        after(&mut server, UNMAP, &[first, SIZE], None);
+        assert_eq!(server.quota.used(), SIZE);
+        after(&mut server, UNMAP, &[second, SIZE], None);
+        assert_eq!(server.quota.used(), SIZE);
+        after(&mut server, MEMORY_RELEASE, &[handle], None);
+        assert_eq!(server.quota.used(), 0);
     }
 }

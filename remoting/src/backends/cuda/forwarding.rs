@@ -22,8 +22,9 @@ use crate::{
     wire::{Blob, Wire},
 };
 
-/// Maximum number of contexts at a time: each takes device memory that no quota accounts for.
-const MOST_CONTEXTS: usize = 256;
+/// Maximum number of contexts at a time: each takes some hundred MiB of the device's memory, which no quota accounts
+/// for.
+const MOST_CONTEXTS: usize = 16;
 
 /// `CU_STREAM_CAPTURE_MODE_RELAXED`
 const RELAXED: u64 = 2;
@@ -40,6 +41,7 @@ numbers! {
     RESET = "cuDevicePrimaryCtxReset_v2";
     CREATE = "cuCtxCreate_v2";
     DESTROY = "cuCtxDestroy_v2";
+    SET_LIMIT = "cuCtxSetLimit";
     MODULE_UNLOAD = "cuModuleUnload";
     LIBRARY_UNLOAD = "cuLibraryUnload";
     MODULE_GLOBAL = "cuModuleGetGlobal_v2";
@@ -229,6 +231,7 @@ impl Server {
                 Err(codes::NOT_SUPPORTED)
             }
             MEMORY_CREATE => self.charge(number(1)).map(Some),
+            SET_LIMIT => self.charge_limit(context, number(0), number(1)),
             ARRAY_CREATE | ARRAY_CREATE_3D | MIPMAP_CREATE => self.charge_array(
                 arguments,
                 function == ARRAY_CREATE,

@@ -147,6 +147,13 @@ impl Memory {
         self.stretches.get(&at)
     }
 
+    /// The charge for the memory at this address, if a range has one.
+    pub(super) fn charge_at(&self, at: u64) -> Option<Arc<Charge>> {
+        let before = self.stretches.range(..=at).rev().take(NEAR);
+        let mut holding = before.filter(|(start, stretch)| at - **start < stretch.size);
+        holding.find_map(|(_, stretch)| stretch.charge.clone())
+    }
+
     /// Whether the whole range is the client's: within one range, or within several adjacent ones.
     pub(super) fn holds(&self, at: u64, size: u64) -> bool {
         let Some(end) = at.checked_add(size) else {

@@ -5,7 +5,7 @@
 //!   [`arena`]: the addresses at which it places memory; [`probe`]: a check that all of this works
 //!   on this host.
 //! - `objects`: the client's objects, by number; `memory`: the addresses that belong to the client;
-//!   `charges`: what they are charged, and for how long; `cover`: the parts of the window that are
+//!   `charges`: what they are charged, and for how long; `reserves`: what contexts reserve for kernels; `cover`: the parts of the window that are
 //!   registered with the driver; `printed`: the output of kernels; `prints`: which kernels may
 //!   print.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (rows, planes and arrays),
@@ -39,6 +39,7 @@ mod nodes;
 mod objects;
 mod printed;
 mod prints;
+mod reserves;
 mod signals;
 mod start;
 mod textures;

@@ -328,6 +328,51 @@ fn a_worker_that_serves_puts_no_descriptors_in_flight() {
 }
 
 #[test]
+fn huge_pages_are_left_to_virtual_machines() {
+    let (anonymous, huge) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB);
+    for api in ApiId::ALL {
+        let map = |flags: i32| {
+            let access = libc::PROT_READ | libc::PROT_WRITE;
+            // SAFETY: a fresh mapping at an address of the kernel's choice.
+            under_filters_for(api, || unsafe {
+                libc::mmap(std::ptr::null_mut(), 2 << 20, access, flags, -1, 0) as c_long
+            })
+        };
+        assert_eq!(map(anonymous), 0, "{api:?}");
+        // In the size that is usual, and in pages of 1 GiB.
+        for size in [0, libc::MAP_HUGE_1GB] {
+            assert_eq!(map(anonymous | huge | size), libc::EPERM, "{api:?}");
+        }
+        let file = |flags: u32| {
+            // SAFETY: a C string.
+            under_filters_for(api, || unsafe {
+                i64::from(libc::memfd_create(c"test".as_ptr(), flags))
+            })
+        };
+        assert_eq!(file(libc::MFD_CLOEXEC), 0, "{api:?}");
+        assert_eq!(
+            file(libc::MFD_CLOEXEC | libc::MFD_HUGETLB),
+            libc::EPERM,
+            "{api:?}"
+        );
+    }
+}
+
+#[test]
+fn a_worker_does_not_outlive_its_pool() {
+    for api in ApiId::ALL {
+        let control = |option: i32| {
+            // SAFETY: numbers only.
+            under_filters_for(api, || unsafe {
+                i64::from(libc::prctl(option, 0usize, 0usize, 0usize, 0usize))
+            })
+        };
+        assert_eq!(control(libc::PR_SET_PDEATHSIG), libc::EPERM, "{api:?}");
+        assert_eq!(control(libc::PR_GET_DUMPABLE), 0, "{api:?}");
+    }
+}
+
+#[test]
 fn a_worker_leaves_its_pool_no_processes() {
     // SAFETY: the new process has a copy of everything and ends at once.
     let clone = |flags: i32| unsafe {

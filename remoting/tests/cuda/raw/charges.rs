@@ -380,3 +380,35 @@ fn what_no_end_of_work_makes_room_for_is_refused_at_once() {
     );
     until.store(1, Ordering::SeqCst);
 }
+
+#[test]
+fn what_limits_reserve_for_kernels_is_charged_as_long_as_their_context_lives() {
+    const STACK: u64 = 0;
+    const PRINTED: u64 = 1;
+    let mut client = Client::new();
+    let most = crate::library::MEMORY << 20;
+    let own = client.made("cuCtxCreate_v2", &[0, 0, 0]);
+    let outer = std::mem::replace(&mut client.context, own);
+    let refused = Err(codes::OUT_OF_MEMORY);
+    for limit in [STACK, PRINTED] {
+        let set = client.forward("cuCtxSetLimit", &[limit, 2 * most]);
+        assert_eq!(set.map(drop), refused, "{limit}");
+    }
+    let set = |client: &mut Client, bytes| {
+        let set = client.forward("cuCtxSetLimit", &[PRINTED, bytes]);
+        set.map(drop)
+    };
+    assert_eq!(set(&mut client, most / 4), Ok(()));
+    assert_eq!(set(&mut client, most / 2), Ok(()));
+    // As it was, and again.
+    assert_eq!(set(&mut client, 1 << 20), Ok(()));
+    assert_eq!(set(&mut client, most / 2), Ok(()));
+    let allocate = Allocate {
+        context: outer,
+        size: most * 3 / 4,
+        source: Source::Device(),
+    };
+    assert_eq!(client.ask(&allocate).map(drop), refused);
+    client.forward("cuCtxDestroy_v2", &[own.into()]).unwrap();
+    client.ask(&allocate).unwrap();
+}
