@@ -26,6 +26,8 @@ mod applications;
 mod lanes;
 #[path = "migration/slow_disk.rs"]
 mod slow_disk;
+#[path = "migration/storage.rs"]
+mod storage;
 #[path = "migration/watched.rs"]
 mod watched;
 // By its path: the crate that has it is above this one.

@@ -1,6 +1,6 @@
 //! The interface of every PCI function.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use device_model::{
     bus::BusDevice,
@@ -143,7 +143,15 @@ pub trait PciFunction: Send {
         Ok(())
     }
 
-    /// Undoes [`PciFunction::quiesce`]: the removal was cancelled.
+    /// Holds back new requests to the host, as [`PciFunction::quiesce`] does, but does not wait for those in flight:
+    /// fails as long as there are some. The caller, which has `waited` for them until now, repeats it, or calls
+    /// [`PciFunction::carry_on`].
+    fn hold(&mut self, waited: Duration) -> Result<(), LifecycleError> {
+        let _ = waited;
+        Ok(())
+    }
+
+    /// Undoes [`PciFunction::quiesce`] and [`PciFunction::hold`]: the removal was cancelled.
     fn carry_on(&mut self) {}
 
     /// The function was removed from the bus: it stops and releases the guest's resources.

@@ -224,6 +224,7 @@ const OTHERS: &[&str] = &[
     "vhost_socket",
     "vhost_user",
     "vram",
+    "waits_for",
     "watch",
     "watchdog",
     "weight",

@@ -103,6 +103,18 @@ pub enum Operation {
     Snapshot,
     /// A core dump is being written.
     Coredump,
+    /// The guest has asked for a reset, which waits for storage.
+    Reset,
+    /// `vm.reboot` waits for storage.
+    Reboot,
+    /// `vm.shutdown` waits for storage.
+    Shutdown,
+    /// `vm.delete` waits for storage.
+    Delete,
+    /// `vm.pause` waits for storage.
+    Pause,
+    /// The forced removal of a device waits for its storage.
+    RemoveDevice,
 }
 
 /// How far an operation is.
@@ -116,6 +128,9 @@ pub struct InProgress {
     /// Bytes of memory in all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<u64>,
+    /// What has not answered.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub waits_for: Option<String>,
 }
 
 /// Counters by device name (or `_cpu0` and so on) and counter name.

@@ -39,6 +39,7 @@ use super::{
     Control, ExitReason,
     applications::Workers,
     life::{Life, RunState},
+    storage::PATIENCE,
     writing::Written,
 };
 use crate::{
@@ -278,6 +279,35 @@ impl Leaving {
         done.unwrap_or_else(|| Err(OVER.to_owned()))
     }
 
+    /// Stops the vCPUs, and waits until storage has answered; meanwhile the control thread serves requests.
+    fn wait_for_storage(&self) -> Result<(), String> {
+        /// Interval for looking at what is in flight.
+        const LOOK: Duration = Duration::from_millis(1);
+        let since = Instant::now();
+        self.on_machine(|machine| {
+            machine.stop();
+            Ok(())
+        })?;
+        loop {
+            let waited = since.elapsed();
+            let held = self.on_machine(move |machine| {
+                let held = machine.devices().hold(waited).map_err(words);
+                if held.is_err() && waited >= PATIENCE {
+                    machine.devices().carry_on();
+                    if let Err(error) = machine.resume() {
+                        log::error!("after a pause that failed, the guest does not go on: {error}");
+                    }
+                }
+                Ok(held)
+            })?;
+            match held {
+                Ok(()) => return Ok(()),
+                Err(why) if waited >= PATIENCE => return Err(why),
+                Err(_) => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
     /// The state of the paused machine, with its applications.
     fn state(&mut self) -> Result<Paused, String> {
         // First, because signals that workers still send become part of the state of the interrupt controllers.
@@ -420,6 +450,7 @@ impl Owner for Leaving {
 
     fn pause(&mut self) -> Result<Paused, String> {
         if !self.was_paused {
+            self.wait_for_storage()?;
             self.on_machine(|machine| machine.pause().map_err(words))?;
         }
         self.state().inspect_err(|_| self.resume())
@@ -754,7 +785,7 @@ impl Control {
 
 /// Whether a request is allowed during a migration, a wait for workers, or while a snapshot is written, because it
 /// changes nothing.
-fn is_allowed(request: &Request) -> bool {
+pub(super) fn is_allowed(request: &Request) -> bool {
     matches!(
         request,
         Request::VmmPing

@@ -12,6 +12,7 @@
 //!   what their guests have seen.
 //! - [`accel`]: moves of an accelerator's applications to other workers; [`applications`]: snapshots that contain them;
 //!   [`writing`]: snapshots and core dumps, which a thread of their own writes.
+//! - [`storage`]: resets, pauses and other ends that wait until storage has answered.
 //! - [`signals`]: signals, which a thread of their own receives.
 //! - [`requests`]: the implementation of each API call; [`removals`]: removal and swapping of devices.
 
@@ -25,6 +26,7 @@ mod migration;
 mod removals;
 mod requests;
 mod signals;
+mod storage;
 mod writing;
 
 use std::{
@@ -48,6 +50,7 @@ use self::{
     migration::Migrations,
     removals::Removals,
     signals::{Signal, Signals},
+    storage::StorageWaits,
 };
 use crate::{
     api::{ApiError, ApiReceiver, Handler, Reply, Request, RestoreConfig},
@@ -124,6 +127,7 @@ const TOKEN_SIGNAL: u32 = 2;
 const TOKEN_REMOVALS: u32 = 3;
 const TOKEN_ALARMS: u32 = 4;
 const TOKEN_MIGRATION: u32 = 5;
+const TOKEN_STORAGE: u32 = 6;
 
 /// Milliseconds without a request after which a VM shell is created in advance. Whoever started the process is waiting
 /// for a first reply, which comes first.
@@ -157,6 +161,7 @@ pub struct Control {
     life: Life,
     migrations: Migrations,
     removals: Removals,
+    storage: StorageWaits,
     /// Moves of accelerators' applications in progress, by the accelerator's name.
     moves: BTreeMap<String, Moving>,
     sender: EventSender,
@@ -252,6 +257,7 @@ impl MutEventSubscriber for Control {
             (Some(self.removals.timer()), TOKEN_REMOVALS),
             (Some(self.sender.alarms().fd()), TOKEN_ALARMS),
             (Some(self.migrations.fd()), TOKEN_MIGRATION),
+            (Some(self.storage.fd()), TOKEN_STORAGE),
         ];
         for (fd, token) in sources {
             let Some(fd) = fd else { continue };
@@ -283,6 +289,7 @@ impl MutEventSubscriber for Control {
             TOKEN_REMOVALS => self.removals_overdue(),
             TOKEN_ALARMS => self.alarms(),
             TOKEN_MIGRATION => self.migration_work(),
+            TOKEN_STORAGE => self.storage_work(),
             _ => self.signal(),
         }
     }
@@ -299,6 +306,7 @@ impl Control {
             life: Life::default(),
             migrations: Migrations::new().map_err(host("create an event"))?,
             removals: Removals::new().map_err(host("create a timer"))?,
+            storage: StorageWaits::new().map_err(host("create a timer"))?,
             moves: BTreeMap::new(),
             sender,
             receiver,
@@ -322,10 +330,7 @@ impl Control {
                 log::info!("the guest has asked for a reset");
                 self.monitor.emit("guest", "reset", &[]);
                 self.abandon_migration();
-                if let Err(error) = self.reboot() {
-                    log::error!("the guest cannot be reset: {error}");
-                    self.exit = Some(ExitReason::GuestFailed);
-                }
+                self.reset_when_quiet();
             }
             MachineEvent::Guest(GuestEvent::CpuEjected(vcpu)) => {
                 if let Some(machine) = self.life.machine_mut() {
@@ -349,7 +354,7 @@ impl Control {
                 }
                 self.exit = Some(ExitReason::GuestFailed);
             }
-            MachineEvent::PciEjected { slot } => self.ejected(slot),
+            MachineEvent::PciEjected { slot } => self.ejected_when_quiet(slot),
             MachineEvent::DeviceLost { id, reason } => {
                 log::error!("device {id:?} is lost: {reason}; remove it, and add it again");
                 let properties = [("id", id.as_str()), ("reason", reason.as_str())];

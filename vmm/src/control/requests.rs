@@ -10,6 +10,7 @@ use super::{
     accel::ring,
     life::{Life, RunState},
     migration::Job,
+    storage,
 };
 use crate::{
     api::{
@@ -35,10 +36,12 @@ type Answer = Result<Response, ApiError>;
 
 impl Handler for Control {
     fn take(&mut self, request: Request, reply: Reply) {
-        if let Err(error) = self.refuse_if_migrating(&request) {
+        let allowed = self.refuse_if_migrating(&request);
+        if let Err(error) = allowed.and_then(|()| self.refuse_if_waiting(&request)) {
             return reply.send(Err(error));
         }
         match request {
+            request if storage::waits(&request) => self.when_quiet(request, reply),
             Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
             Request::VmMoveAccel(request) => self.move_accel(request, reply),
             Request::VmSnapshot(snapshot) if snapshot.accel == AccelInSnapshot::Save => {
@@ -171,7 +174,6 @@ impl Control {
         if *run == RunState::Paused {
             return Err(ApiError::wrong_state("the VM is paused already"));
         }
-        self.monitor.emit("vm", "pausing", &[]);
         machine.pause().map_err(|e| failed(&e))?;
         *run = RunState::Paused;
         self.monitor.emit("vm", "paused", &[]);
@@ -240,6 +242,7 @@ impl Control {
                 drop(machine);
                 // Events that the old machine has left must not reach a new one.
                 self.receiver.clear();
+                self.abandon_storage_waits();
                 self.abandon_moves();
                 self.migrations.returns.clear();
                 self.removals.finish(&mut config, &mut self.monitor);
@@ -386,7 +389,7 @@ impl Control {
     fn in_progress(&self) -> Option<InProgress> {
         match &self.migrations.job {
             Job::Writing(written) => Some(written.progress()),
-            _ => None,
+            _ => self.storage.progress(),
         }
     }
 

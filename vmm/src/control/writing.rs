@@ -59,6 +59,7 @@ impl Written {
             operation: self.operation,
             done_bytes: Some(done),
             total_bytes: Some(total),
+            waits_for: None,
         }
     }
 

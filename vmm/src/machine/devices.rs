@@ -734,6 +734,24 @@ impl Devices {
         quiesce(&self.plugged.iter().collect::<Vec<_>>())
     }
 
+    /// Holds back new requests of all devices to the host. Fails as long as some are in flight, for which the caller has
+    /// `waited`: to be repeated, or undone by [`Devices::carry_on`].
+    pub fn hold(&self, waited: Duration) -> Result<(), MachineError> {
+        hold(self.plugged.iter(), waited)
+    }
+
+    /// [`Devices::hold`] for the devices in a slot.
+    pub fn hold_in(&self, slot: Bdf, waited: Duration) -> Result<(), MachineError> {
+        hold(self.in_slot(slot), waited)
+    }
+
+    /// Lets all devices begin requests again.
+    pub fn carry_on(&self) {
+        for device in self.plugged.values() {
+            lock(&device.function).carry_on();
+        }
+    }
+
     fn each(
         &self,
         step: impl Fn(&mut dyn devices::pci::PciFunction) -> Result<(), devices::pci::LifecycleError>,
@@ -824,6 +842,22 @@ impl Drop for Devices {
             }
         }
     }
+}
+
+/// Holds back new requests of the given devices, of all even if some have requests in flight.
+fn hold<'a>(
+    devices: impl Iterator<Item = (&'a String, &'a Plugged)>,
+    waited: Duration,
+) -> Result<(), MachineError> {
+    let mut held = Ok(());
+    for (id, device) in devices {
+        let quiet = lock(&device.function).hold(waited);
+        held = held.and(quiet.map_err(|source| MachineError::Lifecycle {
+            id: id.clone(),
+            source,
+        }));
+    }
+    held
 }
 
 /// Quiesces the given devices. If one fails, all of them continue.

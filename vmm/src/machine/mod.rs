@@ -271,12 +271,18 @@ impl Machine {
         Ok(self.cpus.wait_running()?)
     }
 
-    /// Stops vCPUs, then devices. If one of them cannot be stopped, all continue. Resets that the guest has requested
-    /// are completed first, which takes a few seconds at most for each.
-    pub fn pause(&mut self) -> Result<(), MachineError> {
+    /// Stops vCPUs, before [`Machine::pause`] or the end of the machine: nothing starts new requests to devices.
+    /// Resets that the guest has requested are completed, which takes a few seconds at most for each.
+    pub fn stop(&mut self) {
         self.cpus.pause();
         self.consoles.stop();
         self.devices.finish_resets();
+    }
+
+    /// Stops vCPUs, then devices. If one of them cannot be stopped, all continue. Resets that the guest has requested
+    /// are completed first, which takes a few seconds at most for each.
+    pub fn pause(&mut self) -> Result<(), MachineError> {
+        self.stop();
         self.devices.pause().inspect_err(|_| {
             if let Err(error) = self.resume() {
                 log::error!("after a pause that failed, the guest does not go on: {error}");

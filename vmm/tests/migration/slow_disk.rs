@@ -4,7 +4,7 @@ use std::{
     fs::{self, File},
     io::{self, Read, Write},
     os::{
-        fd::{FromRawFd, OwnedFd},
+        fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::ffi::OsStrExt,
     },
     path::Path,
@@ -16,10 +16,19 @@ use serde_json::Value;
 use super::{Command, GANTRY, Vmm, has_kvm};
 
 /// A directory whose files can be opened only when the test allows it.
-struct Held(File);
+pub struct Held(File);
 
 impl Held {
     fn new(directory: &Path) -> Option<Self> {
+        Self::whoever(directory, libc::FAN_OPEN_PERM)
+    }
+
+    /// Whoever reads from a file is held back.
+    pub fn reading(directory: &Path) -> Option<Self> {
+        Self::whoever(directory, libc::FAN_ACCESS_PERM)
+    }
+
+    fn whoever(directory: &Path, does: u64) -> Option<Self> {
         let flags = libc::FAN_CLASS_CONTENT | libc::FAN_CLOEXEC;
         // SAFETY: a call without pointers.
         let group = unsafe { libc::fanotify_init(flags, libc::O_CLOEXEC as u32) };
@@ -31,10 +40,10 @@ impl Held {
         // SAFETY: created just now, so it has no other owner.
         let group = unsafe { OwnedFd::from_raw_fd(group) };
         let path = std::ffi::CString::new(directory.as_os_str().as_bytes()).unwrap();
-        let events = libc::FAN_OPEN_PERM | libc::FAN_EVENT_ON_CHILD;
+        let events = does | libc::FAN_EVENT_ON_CHILD;
         // SAFETY: the path is a string that outlives the call.
         let marked = unsafe {
-            let group = std::os::fd::AsRawFd::as_raw_fd(&group);
+            let group = group.as_raw_fd();
             libc::fanotify_mark(
                 group,
                 libc::FAN_MARK_ADD,
@@ -51,34 +60,34 @@ impl Held {
         Some(Self(File::from(group)))
     }
 
-    /// Waits for somebody who opens a file.
-    fn waits(&mut self) -> Waits<'_> {
+    /// Waits for somebody who is held back, until [`Held::allow`].
+    pub fn waits(&mut self) -> Waits {
         let mut event = [0; 24];
         self.0.read_exact(&mut event).unwrap();
-        let number = |at: usize| i32::from_ne_bytes(event[at..at + 4].try_into().unwrap());
+        let file = i32::from_ne_bytes(event[16..20].try_into().unwrap());
         // SAFETY: the kernel has opened the file for this process.
-        let file = unsafe { OwnedFd::from_raw_fd(number(16)) };
-        Waits(&self.0, file)
+        Waits(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    /// Lets it go on.
+    pub fn allow(&mut self, waits: Waits) {
+        let answer = [
+            waits.0.as_raw_fd().to_ne_bytes(),
+            libc::FAN_ALLOW.to_ne_bytes(),
+        ]
+        .concat();
+        self.0.write_all(&answer).unwrap();
     }
 }
 
-struct Waits<'a>(&'a File, OwnedFd);
-
-impl Waits<'_> {
-    /// Lets it open the file.
-    fn allow(self) {
-        let mut group = self.0;
-        let file = std::os::fd::AsRawFd::as_raw_fd(&self.1);
-        let answer = [file.to_ne_bytes(), libc::FAN_ALLOW.to_ne_bytes()].concat();
-        group.write_all(&answer).unwrap();
-    }
-}
+/// A process that is held back.
+pub struct Waits(OwnedFd);
 
 fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-fn start(vmm: &Vmm, arguments: &[&str]) -> Child {
+pub fn start(vmm: &Vmm, arguments: &[&str]) -> Child {
     Command::new(GANTRY)
         .args(["ctl", "--socket", vmm.socket.to_str().unwrap()])
         .args(arguments)
@@ -149,7 +158,7 @@ fn the_api_answers_while_a_snapshot_waits_for_its_disk() {
     }
     let cancelled = vmm.ctl(&["cancel-migration"]);
     assert!(cancelled.status.success(), "{}", said(&cancelled));
-    waits.allow();
+    held.allow(waits);
     let answer = saving.wait_with_output().unwrap();
     assert!(
         said(&answer).contains("it was cancelled"),
@@ -206,7 +215,7 @@ fn a_core_dump_that_is_cancelled_leaves_no_file() {
     let waits = held.waits();
     assert_eq!(info(&vmm)["in_progress"]["operation"], "Coredump");
     assert!(vmm.ctl(&["cancel-migration"]).status.success());
-    waits.allow();
+    held.allow(waits);
     assert!(!dumping.wait_with_output().unwrap().status.success());
     drop(held);
     assert!(!core.exists());

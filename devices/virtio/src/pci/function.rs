@@ -1,6 +1,6 @@
 //! The PCI function around a virtio device.
 
-use std::{io, sync::Arc};
+use std::{io, sync::Arc, time::Duration};
 
 use device_model::{bus::BusDevice, doorbell::Doorbells, memory::GuestMemory, msi::MsiController};
 use pci::{
@@ -205,6 +205,10 @@ impl PciFunction for VirtioPciFunction {
 
     fn quiesce(&mut self) -> Result<(), LifecycleError> {
         self.transport.quiesce()
+    }
+
+    fn hold(&mut self, waited: Duration) -> Result<(), LifecycleError> {
+        self.transport.hold(waited)
     }
 
     fn carry_on(&mut self) {

@@ -12,7 +12,7 @@ use base::{Chain, Unpoisoned};
 use device_model::{
     bus::BusDevice,
     doorbell::Doorbells,
-    lifecycle::{ActivateError, StateError},
+    lifecycle::{ActivateError, StateError, Unanswered},
     memory::GuestMemory,
 };
 use pci::{LifecycleError, MsixTable};
@@ -204,6 +204,19 @@ impl Transport {
             .quiesce(PAUSE_PATIENCE)
             .inspect_err(|_| registers.carry_on())
             .map_err(LifecycleError::from)
+    }
+
+    /// Holds back new requests; an error names those that are in flight, for which the caller has `waited`.
+    pub(super) fn hold(&self, waited: Duration) -> Result<(), LifecycleError> {
+        let mut registers = self.lock();
+        if !matches!(registers.run, Run::Active(_)) {
+            return Ok(());
+        }
+        let held = registers.device.quiesce(Duration::ZERO);
+        Ok(held.map_err(|error| Unanswered {
+            patience: Duration::from_secs(waited.as_secs()),
+            ..error
+        })?)
     }
 
     pub(super) fn carry_on(&self) {

@@ -1,0 +1,310 @@
+//! Operations that wait until storage has answered: what is in flight writes to the guest's memory, so the machine is
+//! neither stopped nor dropped before. The control thread looks at a timer, and serves requests meanwhile.
+//!
+//! ```text
+//!   vm.pause, vm.shutdown, ...  ──>  nothing new begins  ──nothing is in flight──>  it is carried out
+//!   the guest's own reset              └──after 20 s──> refused, and the guest goes on (not a reset)
+//! ```
+
+use std::{
+    io,
+    os::fd::{AsRawFd, RawFd},
+    time::{Duration, Instant},
+};
+
+use devices::pci::Bdf;
+use vmm_sys_util::timerfd::TimerFd;
+
+use super::{
+    Control, ExitReason,
+    life::{Life, RunState},
+    migration::OVER,
+    requests::failed,
+};
+use crate::{
+    api::{ApiError, Handler, InProgress, Operation, Reply, Request},
+    machine::error::MachineError,
+};
+
+/// Time limit for storage to answer before a client's request is refused.
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Interval for looking at what is in flight, at first and later: storage that works answers within milliseconds.
+const SOON: Duration = Duration::from_millis(1);
+const LATER: Duration = Duration::from_millis(20);
+
+/// Operations that wait for storage.
+pub(super) struct StorageWaits {
+    timer: TimerFd,
+    /// The operation on the machine.
+    wait: Option<Wait>,
+    /// Slots that the guest has given up, with devices whose requests are in flight.
+    ejected: Vec<Bdf>,
+}
+
+struct Wait {
+    /// The client's request; `None` if only the guest has asked for a reset.
+    request: Option<(Request, Reply)>,
+    /// The guest has asked for a reset, which follows if the request is refused.
+    resets: bool,
+    since: Instant,
+    /// What has not answered.
+    for_what: String,
+}
+
+impl StorageWaits {
+    /// Nothing waits.
+    pub(super) fn new() -> io::Result<Self> {
+        Ok(Self {
+            timer: TimerFd::new()?,
+            wait: None,
+            ejected: Vec::new(),
+        })
+    }
+
+    /// Becomes readable when it is time to look.
+    pub(super) fn fd(&self) -> RawFd {
+        self.timer.as_raw_fd()
+    }
+
+    /// What `vm.info` says about the operation.
+    pub(super) fn progress(&self) -> Option<InProgress> {
+        let wait = self.wait.as_ref()?;
+        Some(InProgress {
+            operation: wait.operation(),
+            done_bytes: None,
+            total_bytes: None,
+            waits_for: Some(wait.for_what.clone()),
+        })
+    }
+
+    fn arm(&mut self) {
+        let interval = match &self.wait {
+            Some(wait) if wait.since.elapsed() < LATER => SOON,
+            _ => LATER,
+        };
+        if let Err(error) = self.timer.reset(interval, None) {
+            log::error!("waiting for storage does not work: {error}");
+        }
+    }
+}
+
+impl Wait {
+    fn operation(&self) -> Operation {
+        match &self.request {
+            None => Operation::Reset,
+            Some((Request::VmPause, _)) => Operation::Pause,
+            Some((Request::VmShutdown, _)) => Operation::Shutdown,
+            Some((Request::VmReboot, _)) => Operation::Reboot,
+            Some((Request::VmDelete, _)) => Operation::Delete,
+            Some(_) => Operation::RemoveDevice,
+        }
+    }
+}
+
+/// Whether a request ends the machine.
+fn ends(request: &Request) -> bool {
+    matches!(
+        request,
+        Request::VmShutdown | Request::VmReboot | Request::VmDelete
+    )
+}
+
+/// Whether a request stops the machine or one of its devices, and so waits for storage.
+pub(super) fn waits(request: &Request) -> bool {
+    match request {
+        Request::VmPause => true,
+        Request::VmRemoveDevice(device) => device.force && !device.cancel,
+        request => ends(request),
+    }
+}
+
+impl Control {
+    /// Refuses requests that would change the machine, except its end, while it waits for storage.
+    pub(super) fn refuse_if_waiting(&self, request: &Request) -> Result<(), ApiError> {
+        let Some(wait) = &self.storage.wait else {
+            return Ok(());
+        };
+        let takes_over = wait.request.is_none() && ends(request);
+        if takes_over || super::migration::is_allowed(request) {
+            return Ok(());
+        }
+        let what = match wait.operation() {
+            Operation::Pause => "is being paused",
+            Operation::RemoveDevice => "has a device that is being removed",
+            _ => "is being reset or powered off",
+        };
+        Err(ApiError::wrong_state(format!(
+            "the VM {what}, and waits for storage: {} (vm.info shows when that is over)",
+            wait.for_what
+        )))
+    }
+
+    /// Carries out a request that stops the machine or one of its devices, when storage has answered.
+    pub(super) fn when_quiet(&mut self, request: Request, reply: Reply) {
+        let allowed = self.refuse_if_frozen(&request);
+        let resets = self.storage.wait.take().is_some_and(|wait| wait.resets);
+        let stops = match (&mut self.life, &request, allowed) {
+            // Refused, or done at once.
+            (_, _, Err(_)) => false,
+            (Life::Live { machine, run, .. }, Request::VmPause, Ok(())) => {
+                let stops = *run == RunState::Running && !machine.is_frozen();
+                if stops {
+                    self.monitor.emit("vm", "pausing", &[]);
+                    machine.stop();
+                }
+                stops
+            }
+            (Life::Live { .. }, ..) => true,
+            _ => false,
+        };
+        if !stops {
+            return reply.send(self.handle(request));
+        }
+        self.wait_for_storage(Some((request, reply)), resets);
+    }
+
+    /// Resets the machine, as its guest has asked for, when storage has answered. The guest goes no further.
+    pub(super) fn reset_when_quiet(&mut self) {
+        if let Some(wait) = &mut self.storage.wait {
+            // Nothing is left of a VM that is to be paused.
+            if !wait
+                .request
+                .as_ref()
+                .is_some_and(|(request, _)| ends(request))
+                && let Some((_, reply)) = wait.request.take()
+            {
+                reply.send(Err(ApiError::wrong_state(OVER)));
+            }
+            wait.resets = true;
+            return;
+        }
+        if let Some(machine) = self.life.machine_mut() {
+            machine.stop();
+        }
+        self.wait_for_storage(None, true);
+    }
+
+    fn wait_for_storage(&mut self, request: Option<(Request, Reply)>, resets: bool) {
+        self.storage.wait = Some(Wait {
+            request,
+            resets,
+            since: Instant::now(),
+            for_what: String::new(),
+        });
+        self.look_at_storage();
+    }
+
+    /// Carries out what waits for storage that has answered.
+    pub(super) fn storage_work(&mut self) {
+        // Clears the timer; it is armed again if anything still waits.
+        let _ = self.storage.timer.wait();
+        for slot in std::mem::take(&mut self.storage.ejected) {
+            self.ejected_when_quiet(slot);
+        }
+        self.look_at_storage();
+    }
+
+    fn look_at_storage(&mut self) {
+        let Some(mut wait) = self.storage.wait.take() else {
+            return;
+        };
+        let waited = wait.since.elapsed();
+        match self.hold(&wait, waited) {
+            Ok(()) => self.go_on(wait),
+            Err(error) if wait.request.is_some() && waited >= PATIENCE => {
+                self.give_up_waiting(wait, &error);
+            }
+            Err(error) => {
+                if wait.for_what.is_empty() {
+                    log::info!("waiting for storage: {}", base::Chain(&error));
+                }
+                wait.for_what = base::Chain(&error).to_string();
+                self.storage.wait = Some(wait);
+                self.storage.arm();
+            }
+        }
+    }
+
+    /// Holds back new requests to storage; fails as long as some are in flight.
+    fn hold(&mut self, wait: &Wait, waited: Duration) -> Result<(), MachineError> {
+        let Some(machine) = self.life.machine_mut() else {
+            return Ok(());
+        };
+        match &wait.request {
+            Some((Request::VmRemoveDevice(device), _)) => {
+                // Whatever is wrong with the request is found out when it is carried out.
+                match machine.devices().removable(&device.id) {
+                    Ok(slot) => machine.devices().hold_in(slot, waited),
+                    Err(_) => Ok(()),
+                }
+            }
+            _ => machine.devices().hold(waited),
+        }
+    }
+
+    fn go_on(&mut self, wait: Wait) {
+        match wait.request {
+            Some((request, reply)) => {
+                let answer = self.handle(request);
+                let is_refused = answer.is_err();
+                reply.send(answer);
+                if is_refused && wait.resets {
+                    self.wait_for_storage(None, true);
+                }
+            }
+            None => {
+                if let Err(error) = self.reboot() {
+                    log::error!("the guest cannot be reset: {error}");
+                    self.exit = Some(ExitReason::GuestFailed);
+                }
+            }
+        }
+    }
+
+    /// Refuses a request whose storage does not answer; the guest goes on, unless it has asked for a reset.
+    fn give_up_waiting(&mut self, wait: Wait, error: &MachineError) {
+        let Some((request, reply)) = wait.request else {
+            return;
+        };
+        if wait.resets {
+            self.wait_for_storage(None, true);
+        } else if let Some(machine) = self.life.machine_mut() {
+            machine.devices().carry_on();
+            if matches!(request, Request::VmPause)
+                && let Err(error) = machine.resume()
+            {
+                log::error!("after a pause that failed, the guest does not go on: {error}");
+            }
+        }
+        reply.send(Err(failed(error)));
+    }
+
+    /// Handles that the guest has given up a slot, when the requests of the devices there have been answered.
+    pub(super) fn ejected_when_quiet(&mut self, slot: Bdf) {
+        let held = self
+            .life
+            .machine_mut()
+            .map(|machine| machine.devices().hold_in(slot, Duration::ZERO));
+        match held {
+            Some(Err(error)) => {
+                log::debug!("{slot} leaves later: {}", base::Chain(&error));
+                self.storage.ejected.push(slot);
+                self.storage.arm();
+            }
+            _ => self.ejected(slot),
+        }
+    }
+
+    /// Forgets what has waited for the storage of a machine that is gone.
+    pub(super) fn abandon_storage_waits(&mut self) {
+        self.storage.ejected.clear();
+        if let Some(Wait {
+            request: Some((_, reply)),
+            ..
+        }) = self.storage.wait.take()
+        {
+            reply.send(Err(ApiError::wrong_state(OVER)));
+        }
+    }
+}

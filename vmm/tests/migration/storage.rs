@@ -1,0 +1,225 @@
+//! A guest with a request in flight to storage that does not answer: fanotify holds back whoever reads from the file.
+
+use std::{
+    fs,
+    io::Write,
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use super::{Vmm, has_kvm, slow_disk::Held};
+
+/// Where the guest has its queue, and the registers of its source of random numbers.
+const RING: u32 = 0x50_0000;
+const BAR: u32 = 0xc800_0000;
+/// Device number of the source.
+const DEVICE: u32 = 5;
+
+fn store8(to: u32, value: u8) -> Vec<u8> {
+    [&[0xc6, 0x05][..], &to.to_le_bytes(), &[value]].concat()
+}
+
+fn store16(to: u32, value: u16) -> Vec<u8> {
+    [
+        &[0x66, 0xc7, 0x05][..],
+        &to.to_le_bytes(),
+        &value.to_le_bytes(),
+    ]
+    .concat()
+}
+
+fn store32(to: u32, value: u32) -> Vec<u8> {
+    [&[0xc7, 0x05][..], &to.to_le_bytes(), &value.to_le_bytes()].concat()
+}
+
+/// Writes to a register of the device's configuration space.
+fn configure(register: u32, value: u32) -> Vec<u8> {
+    let out32 = |port: u32, value: u32| {
+        let load = [
+            &[0xb8][..],
+            &value.to_le_bytes(),
+            &[0xba],
+            &port.to_le_bytes(),
+        ]
+        .concat();
+        [load, vec![0xef]].concat()
+    };
+    let address = 0x8000_0000 | DEVICE << 11 | register;
+    [out32(0xcf8, address), out32(0xcfc, value)].concat()
+}
+
+/// A guest that asks its source for random numbers, says so, waits for a byte from its serial port, and resets itself.
+fn code() -> Vec<u8> {
+    let [descriptors, available, used, data] = [0, 0x1000, 0x2000, 0x3000].map(|at| RING + at);
+    // The upper half of the address is zero.
+    let queue = |register, value| {
+        [
+            store32(BAR + register, value),
+            store32(BAR + register + 4, 0),
+        ]
+        .concat()
+    };
+    [
+        vec![0xfa], // cli
+        configure(0x10, BAR),
+        configure(0x14, 0),
+        configure(0x04, 6), // memory, bus master
+        store8(BAR + 20, 1),
+        store8(BAR + 20, 3),
+        store32(BAR + 8, 1),
+        store32(BAR + 12, 1), // VIRTIO_F_VERSION_1
+        store8(BAR + 20, 11),
+        store16(BAR + 22, 0),
+        queue(32, descriptors),
+        queue(40, available),
+        queue(48, used),
+        store16(BAR + 28, 1),
+        store8(BAR + 20, 15),
+        store32(descriptors, data),
+        store32(descriptors + 8, 64),
+        store16(descriptors + 12, 2), // written by the device
+        store16(available + 2, 1),
+        store16(BAR + 0x3000, 0), // the queue's notification
+        vec![0xb0, b'R', 0xba, 0xf8, 3, 0, 0, 0xee], // mov al, 'R'; mov edx, 0x3f8; out
+        vec![0xba, 0xfd, 3, 0, 0, 0xec, 0xa8, 1, 0x74, 0xfb], // until a byte has come
+        vec![0xba, 0xf8, 3, 0, 0, 0xec],
+        vec![0xb0, 1, 0xba, 0, 6, 0, 0, 0xee, 0xeb, 0xfe], // reset by ACPI's register
+    ]
+    .concat()
+}
+
+/// A VM whose guest has asked for random numbers, and what holds them back.
+struct Waiting {
+    vmm: Vmm,
+    serial: UnixStream,
+    events: PathBuf,
+    held: Held,
+}
+
+impl Waiting {
+    fn start(dir: &Path) -> Option<Self> {
+        let folder = dir.join("entropy");
+        fs::create_dir(&folder).unwrap();
+        let source = folder.join("source");
+        fs::write(&source, [7; 4096]).unwrap();
+        let held = Held::reading(&folder)?;
+        let events = dir.join("events");
+        let socket = dir.join("serial");
+        let vmm = Vmm::running(
+            dir,
+            &code(),
+            "size=64M",
+            &format!("socket={}", socket.display()),
+            &[
+                "--rng",
+                &format!("src={},pci_device_id={DEVICE}", source.display()),
+                "--event-monitor",
+                &format!("path={}", events.display()),
+            ],
+        );
+        let serial = UnixStream::connect(&socket).unwrap();
+        Some(Self {
+            vmm,
+            serial,
+            events,
+            held,
+        })
+    }
+
+    fn in_progress(&self) -> Value {
+        let info: Value = serde_json::from_slice(&self.vmm.ctl(&["info"]).stdout).unwrap();
+        info["in_progress"].clone()
+    }
+
+    /// Waits until `vm.info` says that an operation waits for the source.
+    fn until(&mut self, operation: &str) {
+        let is_waiting = |vmm: &Vmm| {
+            let info: Value = serde_json::from_slice(&vmm.ctl(&["info"]).stdout).unwrap();
+            let waits_for = &info["in_progress"]["waits_for"];
+            info["in_progress"]["operation"] == operation
+                && waits_for
+                    .as_str()
+                    .is_some_and(|text| text.contains("1 requests"))
+        };
+        self.vmm.until(operation, is_waiting);
+    }
+
+    fn until_event(&mut self, event: &str) {
+        let (events, text) = (self.events.clone(), format!("\"event\": \"{event}\""));
+        self.vmm.until(event, |_| {
+            fs::read_to_string(&events).is_ok_and(|all| all.contains(&text))
+        });
+    }
+}
+
+#[test]
+fn a_reset_takes_effect_when_storage_answers() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut waiting) = Waiting::start(dir.path()) else {
+        return;
+    };
+    let read = waiting.held.waits();
+    waiting.serial.write_all(b"x").unwrap();
+    waiting.until("Reset");
+    let refused = waiting.vmm.ctl(&["pause"]);
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(
+        why.contains("waits for storage") && why.contains("405"),
+        "{why}"
+    );
+    assert!(waiting.vmm.ctl(&["counters"]).status.success());
+    waiting.held.allow(read);
+    waiting.until_event("rebooted");
+    assert_eq!(waiting.in_progress(), Value::Null);
+    // The guest has been reset, and waits again; a client may power it off.
+    let read = waiting.held.waits();
+    let shutting_down = super::slow_disk::start(&waiting.vmm, &["shutdown"]);
+    waiting.until("Shutdown");
+    waiting.held.allow(read);
+    let answer = shutting_down.wait_with_output().unwrap();
+    assert!(answer.status.success(), "{}", waiting.vmm.said());
+    let info: Value = serde_json::from_slice(&waiting.vmm.ctl(&["info"]).stdout).unwrap();
+    assert_eq!(info["state"], "Shutdown");
+}
+
+#[test]
+fn the_api_answers_while_a_pause_waits_for_storage() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut waiting) = Waiting::start(dir.path()) else {
+        return;
+    };
+    let read = waiting.held.waits();
+    let pausing = super::slow_disk::start(&waiting.vmm, &["pause"]);
+    waiting.until("Pause");
+    assert!(waiting.vmm.ctl(&["ping"]).status.success());
+    waiting.held.allow(read);
+    assert!(pausing.wait_with_output().unwrap().status.success());
+    assert!(waiting.vmm.ctl(&["resume"]).status.success());
+}
+
+#[test]
+fn the_api_answers_while_a_forced_removal_waits_for_storage() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut waiting) = Waiting::start(dir.path()) else {
+        return;
+    };
+    let read = waiting.held.waits();
+    let removing = super::slow_disk::start(&waiting.vmm, &["remove-device", "_rng0", "--force"]);
+    waiting.until("RemoveDevice");
+    assert!(waiting.vmm.ctl(&["ping"]).status.success());
+    waiting.held.allow(read);
+    let answer = removing.wait_with_output().unwrap();
+    assert!(answer.status.success(), "{}", waiting.vmm.said());
+    waiting.until_event("device-removed");
+}
