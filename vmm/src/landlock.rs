@@ -24,7 +24,9 @@ static RESTRICTED: AtomicBool = AtomicBool::new(false);
 #[derive(Debug, thiserror::Error)]
 pub enum LandlockError {
     /// The kernel does not support Landlock.
-    #[error("this kernel has no Landlock: start without --landlock, or add landlock to lsm=")]
+    #[error(
+        "this kernel has no Landlock: go without --landlock and --paths, or boot it with landlock in lsm="
+    )]
     Unsupported,
     /// A rule cannot be created.
     #[error("cannot allow access to {}", path.display())]
@@ -57,6 +59,17 @@ pub fn version() -> Option<u32> {
 pub fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), LandlockError> {
     let mut rules = paths(config)?;
     rules.extend(source.map(|path| (path.to_owned(), read())));
+    enforce(rules)
+}
+
+/// Restricts the calling thread, and all threads that it starts from now on, to files that any VM may need, and to these
+/// files and directories. Those that do not exist are left out.
+pub fn restrict_to(paths: &[PathBuf]) -> Result<(), LandlockError> {
+    let mut rules = common();
+    let tap = Path::new("/dev/net/tun");
+    let paths = paths.iter().map(PathBuf::as_path).chain([tap]);
+    let paths = paths.filter(|path| path.exists());
+    rules.extend(paths.map(|path| (path.to_owned(), AccessFs::from_all(VERSION))));
     enforce(rules)
 }
 
@@ -99,18 +112,47 @@ fn read() -> landlock::BitFlags<AccessFs> {
 
 pub(crate) type Rule = (PathBuf, landlock::BitFlags<AccessFs>);
 
-/// Every path that the machine will open, with the access that it needs.
-pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
-    let read = read();
-    let write = read | AccessFs::WriteFile | AccessFs::Truncate;
+/// Access for reading and writing.
+fn write() -> landlock::BitFlags<AccessFs> {
+    read() | AccessFs::WriteFile | AccessFs::Truncate
+}
+
+/// What any machine may open, now or later.
+fn common() -> Vec<Rule> {
     let mut rules: Vec<Rule> = vec![
-        (PathBuf::from("/dev/kvm"), write),
-        (PathBuf::from("/proc/meminfo"), read),
+        (PathBuf::from("/dev/kvm"), write()),
+        (PathBuf::from("/proc/meminfo"), read()),
     ];
     // For finding out how much of the host's memory the limits of the control groups leave.
-    let groups = ["/proc/self/cgroup", "/sys/fs/cgroup"].map(PathBuf::from);
-    let groups = groups.into_iter().filter(|path| path.exists());
-    rules.extend(groups.map(|path| (path, read)));
+    let groups = ["/proc/self/cgroup", "/sys/fs/cgroup"].map(|path| (path, read()));
+    // Physical devices can be plugged in later. Without the driver there are none, now or later.
+    // Whose the other devices of a group are, if one is refused, is in the groups' folder.
+    let physical = [
+        ("/dev/vfio", write()),
+        ("/sys/devices", read()),
+        (devices::vfio::IOMMUFD, write()),
+        ("/sys/kernel/iommu_groups", read()),
+        ("/dev/kmsg", read()),
+    ];
+    let physical = physical
+        .into_iter()
+        .filter(|_| Path::new("/dev/vfio").exists());
+    // A gate port can be plugged in later.
+    let others = [
+        (vmfunc_gate::host::DEVICE, write()),
+        ("/dev/ptmx", write()),
+        ("/dev/pts", write()),
+    ];
+    let all = groups.into_iter().chain(physical).chain(others);
+    let all = all.map(|(path, access)| (PathBuf::from(path), access));
+    rules.extend(all.filter(|(path, _)| path.exists()));
+    rules
+}
+
+/// Every path that the machine will open, with the access that it needs.
+pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
+    let (read, write) = (read(), write());
+    let mut rules = common();
     // To create a file, access to its directory is needed. The file of a memory zone may itself be
     // a directory.
     let created = |path: &Path| {
@@ -137,28 +179,8 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
             rules.push(rule);
         }
     }
-    // Physical devices can be plugged in later. Without the driver there are none, now or later.
-    if Path::new("/dev/vfio").exists() {
-        rules.push((PathBuf::from("/dev/vfio"), write));
-        rules.push((PathBuf::from("/sys/devices"), read));
-        // Whose the other devices of a group are, if one is refused, is in the second.
-        let others = [
-            (devices::vfio::IOMMUFD, write),
-            ("/sys/kernel/iommu_groups", read),
-        ];
-        let others = others.map(|(path, access)| (PathBuf::from(path), access));
-        rules.extend(others.into_iter().filter(|(path, _)| path.exists()));
-        if Path::new("/dev/kmsg").exists() {
-            rules.push((PathBuf::from("/dev/kmsg"), read));
-        }
-    }
     for zone in config.memory.zones.iter().flatten() {
         rules.extend(zone.file.iter().map(|path| created(path)));
-    }
-    // A gate port can be plugged in later.
-    let gate = Path::new(vmfunc_gate::host::DEVICE);
-    if gate.exists() {
-        rules.push((gate.to_owned(), write));
     }
     let consoles = [
         (&config.serial.file, &config.serial.socket),
@@ -166,10 +188,6 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     ];
     for (file, socket) in consoles {
         rules.extend(file.iter().chain(socket).map(|path| created(path)));
-    }
-    if Path::new("/dev/pts").exists() {
-        rules.push((PathBuf::from("/dev/ptmx"), write));
-        rules.push((PathBuf::from("/dev/pts"), write));
     }
     for rule in config.landlock_rules.iter().flatten() {
         let access = match rule.access.as_str() {

@@ -22,6 +22,8 @@ use vmm::migration::frame::{HEADER, Header, Kind};
 
 #[path = "migration/applications.rs"]
 mod applications;
+#[path = "migration/door.rs"]
+mod door;
 #[path = "migration/lanes.rs"]
 mod lanes;
 #[path = "migration/slow_disk.rs"]

@@ -190,6 +190,12 @@ pub struct Rename {
 pub struct ReceiveMigration {
     /// `unix:PATH` or `tcp:ADDRESS:PORT`, to which the source will connect.
     pub receiver_url: String,
+    /// The port may be open to other hosts without TLS. The VM uses only files that this request names.
+    #[serde(default)]
+    pub insecure: bool,
+    /// Files, directories and taps that the VM may use; any if absent, unless the port is `insecure`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paths: Option<Vec<PathBuf>>,
     /// Directory with certificates and keys for TLS 1.3 over TCP; both sides present certificates.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls_dir: Option<PathBuf>,

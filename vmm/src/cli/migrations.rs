@@ -94,6 +94,14 @@ pub struct ReceiveArgs {
     /// Socket of the gantry-tunnel that reads them; /run/gantry-tunnel/socket if absent.
     #[arg(long, value_name = "PATH", requires = "tls_dir")]
     tunnel: Option<PathBuf>,
+    /// Listen at an address that other hosts can reach, without TLS: whoever connects first sends the VM. It uses only
+    /// what --paths and --rename name.
+    #[arg(long, conflicts_with = "tls_dir")]
+    insecure: bool,
+    /// Files, directories and taps of this host that the VM may use; the VMM has access to nothing else from now on.
+    /// Without it: any, except with --insecure.
+    #[arg(long, value_name = "PATH", value_delimiter = ',')]
+    paths: Option<Vec<PathBuf>>,
     #[command(flatten)]
     confinement: Confinement,
 }
@@ -131,6 +139,8 @@ impl ReceiveArgs {
             renames: (!self.renames.is_empty()).then(|| self.renames.clone()),
             tls_dir: self.tls_dir.clone(),
             tunnel: self.tunnel.clone(),
+            insecure: self.insecure,
+            paths: self.paths.clone(),
             landlock_enable: self.confinement.landlock,
             landlock_rules: self.confinement.rules(),
             ..ReceiveMigration::default()

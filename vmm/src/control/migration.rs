@@ -4,9 +4,10 @@
 //! the migration needs the machine, it sends a closure, which the control thread runs between requests, while the other
 //! thread waits.
 //!
-//! - [`arrival`]: VMs that arrive; [`detach`]: devices that leave a VM before it is migrated; [`returns`]: their
+//! - [`arrival`]: VMs that arrive; [`allowed`]: what they may use; [`detach`]: devices that leave a VM before it is migrated; [`returns`]: their
 //!   applications; [`plan`]: turns a request into a migration plan.
 
+mod allowed;
 mod arrival;
 mod detach;
 mod plan;

@@ -175,6 +175,16 @@ impl Listener {
         })
     }
 
+    /// Whether processes of other hosts can connect, without a certificate.
+    pub fn is_open_to_hosts(&self) -> bool {
+        match &self.socket {
+            Socket::Unix(..) | Socket::Tunnel(..) => false,
+            Socket::Tcp(listener) => !listener
+                .local_addr()
+                .is_ok_and(|address| address.ip().to_canonical().is_loopback()),
+        }
+    }
+
     /// The port at which clients reach it, for tests.
     #[cfg(test)]
     pub fn port(&self) -> Option<u16> {

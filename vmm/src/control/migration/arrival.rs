@@ -12,7 +12,9 @@ use super::{
         life::{Life, RunState},
         requests::{failed, restrict, validate},
     },
-    Incoming, Job, OnControl, end, host_error,
+    Incoming, Job, OnControl,
+    allowed::Allowed,
+    end, host_error,
     plan::{offered, tls},
     summary, words,
 };
@@ -187,6 +189,9 @@ impl Control {
         if request.tls_dir.is_some() && !request.receiver_url.starts_with("tcp:") {
             return bad("tls_dir is for tcp:ADDRESS:PORT");
         }
+        if request.insecure && request.tls_dir.is_some() {
+            return bad("insecure is for tcp:ADDRESS:PORT without tls_dir");
+        }
         if request.memory_mode != MigrationMode::Precopy {
             return bad("memory_mode=Postcopy is not supported: use Precopy");
         }
@@ -199,6 +204,17 @@ impl Control {
                 };
                 ApiError::new(status, &error)
             })?;
+        if listener.is_open_to_hosts() && !request.insecure {
+            return bad(
+                "any process that reaches this port could send a VM of its own: use TLS (tls_dir) or a loopback \
+                 address, or ask for it with insecure (--insecure), and name what the VM may use with paths (--paths)",
+            );
+        }
+        if let Some(allowed) = Allowed::of(request) {
+            // Before there are threads that would not be restricted.
+            let enforced = allowed.enforce();
+            enforced.map_err(|error| ApiError::internal(&error))?;
+        }
         let number = self.migrations.number();
         let progress = Progress::new(Direction::Incoming, &request.receiver_url);
         let host = |error: io::Error| host_error("prepare a migration", &error);
@@ -288,6 +304,9 @@ impl Control {
         config.confine(request.landlock_enable, request.landlock_rules.as_deref());
         if let Err(error) = validate(&config) {
             reasons.push(format!("the configuration is not valid: {error}"));
+        }
+        if let Some(allowed) = Allowed::of(request) {
+            reasons.extend(allowed.reasons(&config));
         }
         match reasons.is_empty() {
             true => Ok(config),
@@ -419,24 +438,25 @@ fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>
     }
 }
 
+/// Fields of a configuration that name a host resource.
+pub(super) const NAMES: [&str; 7] = [
+    "path",
+    "socket",
+    "file",
+    "tap",
+    "kernel",
+    "initramfs",
+    "src",
+];
+
 /// The configuration with the names that the host's resources have here.
 fn renamed(config: &VmConfig, renames: &[Rename]) -> Result<Box<VmConfig>, String> {
-    /// Fields that name a host resource.
-    const FIELDS: [&str; 7] = [
-        "path",
-        "socket",
-        "file",
-        "tap",
-        "kernel",
-        "initramfs",
-        "src",
-    ];
     fn walk(value: &mut Value, renames: &[Rename]) {
         match value {
             Value::Object(fields) => {
                 for (name, value) in fields {
                     match value {
-                        Value::String(text) if FIELDS.contains(&name.as_str()) => {
+                        Value::String(text) if NAMES.contains(&name.as_str()) => {
                             if let Some(rename) = renames.iter().find(|r| r.from == *text) {
                                 text.clone_from(&rename.to);
                             }
