@@ -4,7 +4,7 @@
 //! 1,024 exists for programs that use `select`; Gantry does not, and raises it as far as the hard
 //! limit allows.
 
-use std::io;
+use std::{error::Error, io};
 
 use base::limits::Limit;
 
@@ -29,6 +29,17 @@ fn shortage(limit: u64) -> Option<String> {
              {ENOUGH}; raise the hard limit (ulimit -Hn, or LimitNOFILE= of a service)"
         )
     })
+}
+
+/// What to tell a user whose request has failed for want of a descriptor.
+pub fn advice(causes: &[&(dyn Error + 'static)]) -> Option<&'static str> {
+    let is_short = |cause: &&(dyn Error + 'static)| {
+        let error = cause.downcast_ref::<io::Error>();
+        error.is_some_and(|error| error.raw_os_error() == Some(libc::EMFILE))
+    };
+    causes.iter().any(is_short).then_some(
+        "this VMM has as many files open as it may: raise the hard limit (ulimit -Hn, or LimitNOFILE= of a service)",
+    )
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@ use std::{error::Error, fmt};
 
 use base::Chain;
 
-use crate::landlock;
+use crate::{landlock, open_files};
 
 /// Kind of failure, expressed as an HTTP status.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -72,9 +72,9 @@ impl ApiError {
     /// Creates an error from another one and all its causes. Names Landlock if it may be the cause.
     pub fn new(status: Status, error: &dyn Error) -> Self {
         let causes: Vec<_> = base::causes(error).collect();
-        let advice = landlock::advice(&causes).map(str::to_owned);
+        let advice = landlock::advice(&causes).or_else(|| open_files::advice(&causes));
         let mut chain = Chain(error).texts();
-        chain.extend(advice);
+        chain.extend(advice.map(str::to_owned));
         Self { status, chain }
     }
 

@@ -91,6 +91,19 @@ fn a_vm_without_a_kernel_is_refused() {
 }
 
 #[test]
+fn a_serial_port_alone_has_the_terminal() {
+    use ConsoleMode::{Null, Off, Tty};
+    let modes = |line: &str| {
+        let config = parse(line).vm.into_config(None).unwrap().unwrap();
+        (config.serial.mode, config.console.mode)
+    };
+    assert_eq!(modes("gantry --kernel /k --serial tty"), (Tty, Off));
+    let both = "gantry --kernel /k --serial tty --console null";
+    assert_eq!(modes(both), (Tty, Null));
+    assert_eq!(modes("gantry --kernel /k --serial null"), (Null, Tty));
+}
+
+#[test]
 fn a_restored_vm_is_not_described_again() {
     for line in ["--cpus boot=2", "--landlock --disk path=/d"] {
         let mut cli = parse(&format!("gantry --restore /s {line}"));

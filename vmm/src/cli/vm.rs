@@ -8,10 +8,10 @@ use super::{devices::DeviceArgs, option};
 use crate::{
     api::RestoreConfig,
     config::{
-        CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid, LandlockConfig,
-        MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig, PciSegmentConfig,
-        PlatformConfig, RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig,
-        VmConfig,
+        ConsoleMode, CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid,
+        LandlockConfig, MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig,
+        PciSegmentConfig, PlatformConfig, RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig,
+        VdpaConfig, VmConfig,
     },
 };
 
@@ -216,6 +216,10 @@ impl VmArgs {
             landlock_rules: self.confinement.rules(),
             ..VmConfig::default()
         };
+        // The terminal is the serial port's, unless --console says something else.
+        if config.serial.mode == ConsoleMode::Tty {
+            config.console.mode = ConsoleMode::Off;
+        }
         self.devices.put_into(&mut config);
         config.normalize();
         config.validate()?;

@@ -475,7 +475,16 @@ impl Control {
             if let Some(id) = &device.common().id
                 && vm.has_device(id)
             {
-                return Err(failed(&MachineError::DuplicateId(id.clone())));
+                return Err(match self.removals.state(id) {
+                    None => failed(&MachineError::DuplicateId(id.clone())),
+                    Some(_) => ApiError::message(
+                        Status::Conflict,
+                        format!(
+                            "device {id:?} is being removed, and the guest has yet to give it up: wait for that, \
+                             remove it with force, or choose another id"
+                        ),
+                    ),
+                });
             }
             if !vm.has_room_for(&*device) {
                 return Err(ApiError::message(

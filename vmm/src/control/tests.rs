@@ -89,6 +89,19 @@ fn nothing_is_tracked_by_an_accelerator_that_is_on_its_way_out() {
     assert!(said.contains("\"a\" is on its way out"), "{said}");
 }
 
+#[test]
+fn the_name_of_a_device_that_is_being_removed_is_said_to_be_taken_by_it() {
+    let mut control = created(json!({"net": [{"id": "n"}]}));
+    control.removals.ask_for("n");
+    let added = ask(&mut control, "vm.add-net", &json!({"id": "n"}), Vec::new());
+    let error = added.unwrap_err();
+    assert_eq!(error.status(), Status::Conflict);
+    assert!(
+        error.to_string().contains("remove it with force"),
+        "{error}"
+    );
+}
+
 /// A descriptor, and a function that tells whether all copies of it have been closed.
 fn descriptor() -> (OwnedFd, impl FnMut() -> bool) {
     let (reader, writer) = std::io::pipe().unwrap();
@@ -260,4 +273,14 @@ fn a_vm_that_is_restored_is_restricted_by_landlock() {
         });
         restored.join().unwrap();
     }
+}
+
+#[test]
+fn a_port_that_other_hosts_reach_needs_certificates() {
+    let body = json!({"receiver_url": "tcp:0.0.0.0:0"});
+    let said = refused(&mut control(), "vm.receive-migration", &body);
+    assert!(said.contains("--insecure"), "{said}");
+    let body = json!({"receiver_url": "tcp:0.0.0.0:0", "tls_dir": "/t", "insecure": true});
+    let said = refused(&mut control(), "vm.receive-migration", &body);
+    assert!(said.contains("without tls_dir"), "{said}");
 }

@@ -72,9 +72,9 @@ impl Machine {
         let (Some(balloon), Some(handle)) = (&mut config.balloon, self.balloon()) else {
             return Err(no_balloon());
         };
-        if bytes > memory {
+        if bytes >= memory {
             return Err(MachineError::Invalid(format!(
-                "a balloon of {bytes} bytes is larger than the guest's memory ({memory} bytes)"
+                "a balloon of {bytes} bytes leaves the guest nothing of its {memory} bytes of memory"
             )));
         }
         handle.set_size(bytes);

@@ -223,3 +223,32 @@ fn a_core_dump_that_is_cancelled_leaves_no_file() {
     assert!(dumped.status.success(), "{}", said(&dumped));
     assert!(fs::read(&core).unwrap().starts_with(b"\x7fELF"));
 }
+
+#[test]
+fn a_snapshot_that_is_too_large_for_a_file_is_an_error() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (vmm, directory) = saved(dir.path());
+    let before = state(&directory);
+    let limit = libc::rlimit {
+        rlim_cur: 4096,
+        rlim_max: 4096,
+    };
+    let process = vmm.process.id() as i32;
+    // SAFETY: sets a limit of the child from a structure that outlives the call.
+    let set = unsafe {
+        libc::prlimit(
+            process,
+            libc::RLIMIT_FSIZE,
+            &raw const limit,
+            std::ptr::null_mut(),
+        )
+    };
+    assert_eq!(set, 0);
+    let saved = vmm.ctl(&["snapshot", directory.to_str().unwrap()]);
+    assert!(said(&saved).contains("File too large"), "{}", said(&saved));
+    assert_eq!(state(&directory), before);
+    assert!(vmm.ctl(&["resume"]).status.success());
+}

@@ -94,6 +94,14 @@ impl Shared {
 
     /// Grows the image to `bytes` and notifies the driver.
     pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
+        if self.read_only {
+            return Err(DiskError::Resize {
+                path: self.path.clone(),
+                from: self.capacity(),
+                to: bytes,
+                reason: "the disk is read-only (readonly=on)",
+            });
+        }
         self.with_disk(|disk| disk.resize(bytes))?;
         self.set_capacity(bytes);
         self.change.announce();

@@ -301,7 +301,13 @@ impl VirtioDevice for Mem {
     }
 
     fn counters(&self) -> Vec<(&'static str, u64)> {
-        vec![("plugged_bytes", self.handle().plugged())]
+        vec![
+            ("plugged_bytes", self.handle().plugged()),
+            (
+                "requested_bytes",
+                self.shared.requested.load(Ordering::Relaxed),
+            ),
+        ]
     }
 }
 

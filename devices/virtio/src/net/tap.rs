@@ -33,6 +33,9 @@ pub enum TapError {
         /// The cause.
         source: io::Error,
     },
+    /// The descriptor is of something else.
+    #[error("a descriptor that was given for a network card is no tap interface")]
+    Descriptor(#[source] io::Error),
     /// The interface cannot be configured.
     #[error("cannot {action} interface {name:?}")]
     Configure {
@@ -56,7 +59,10 @@ pub enum TapError {
 
 fn hint(error: &io::Error) -> &'static str {
     match error.raw_os_error() {
-        Some(libc::EBUSY) => "another process has it open; stop that, or use another interface",
+        Some(libc::EBUSY) => {
+            "it is open already, by another process or by a card of this VM that the guest has yet to give up; \
+             wait for that, or use another interface"
+        }
         Some(libc::EPERM) => {
             "it needs CAP_NET_ADMIN, or an interface that was made for this user \
              (ip tuntap add NAME mode tap user USER)"
@@ -158,12 +164,7 @@ impl Tap {
         let file = File::from(fd);
         let mut request = request("unknown")?;
         request.ifr_name = Default::default();
-        ioctl(file.as_raw_fd(), libc::TUNGETIFF, &mut request).map_err(|source| {
-            TapError::Attach {
-                name: format!("of descriptor {}", file.as_raw_fd()),
-                source,
-            }
-        })?;
+        ioctl(file.as_raw_fd(), libc::TUNGETIFF, &mut request).map_err(TapError::Descriptor)?;
         // SAFETY: the kernel filled in this member.
         let flags = libc::c_int::from(unsafe { request.ifr_ifru.ifru_flags });
         let needed = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR;

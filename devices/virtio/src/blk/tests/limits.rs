@@ -5,7 +5,7 @@ use std::{sync::Arc, sync::Mutex};
 use device_model::rate_limiter::{RateLimiter, RateLimiterConfig, TokenBucketConfig};
 use virtio_queue::QueueT;
 
-use super::{DATA, HEADER, IN, Image, Rig, STATUS, WRITE, pattern, rings, wait_for};
+use super::{DATA, HEADER, IN, Image, Rig, STATUS, WRITE, new_blk, pattern, rings, wait_for};
 use crate::device::VirtioDevice;
 
 #[test]
@@ -79,4 +79,14 @@ fn a_request_held_back_by_a_rate_limit_survives_a_pause() {
     rig.activate(queues);
     wait_for(|| rig.used_index(0) == 3);
     assert_eq!(rig.bytes(DATA, 512), pattern(64)[5 * 512..6 * 512]);
+}
+
+#[test]
+fn a_read_only_disk_says_why_it_is_not_resized() {
+    let image = Image::raw(&pattern(8));
+    let mut options = image.options();
+    options.disk.read_only = true;
+    let error = new_blk(options).unwrap().handle().resize(1 << 20);
+    let error = error.unwrap_err().to_string();
+    assert!(error.contains("the disk is read-only"), "{error}");
 }
