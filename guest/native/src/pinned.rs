@@ -1,0 +1,308 @@
+//! Memory of the program that the driver pins: its pages are replaced by pages of the slice, at the same addresses,
+//! and replaced again when the driver does not need them any longer.
+//!
+//! While contents are copied, other threads must not write. Their writes, and those of system calls, wait at a
+//! write-protected page (`userfaultfd`) until the new pages are in place. What that cannot cover is refused: mappings
+//! of files, and memory shared with other processes.
+
+use std::{
+    fs, io,
+    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    ptr,
+};
+
+use libc::c_void;
+use nvidia_abi::wire::Operation;
+
+use crate::{files::Program, memory};
+
+const PAGE: usize = 4096;
+/// How a mapping of the slice is shown in the list of mappings.
+const SLICE: &str = "/memfd:gantry-slice (deleted)";
+/// How the memory that the vendor's library allocates for itself is shown.
+const ZERO: &str = "/dev/zero (deleted)";
+
+/// A range of the program in the slice.
+pub struct Pinned {
+    start: usize,
+    length: usize,
+    /// Where it is in the slice.
+    pub offset: u64,
+    /// Client, parent and handle of the object.
+    pub object: [u32; 3],
+}
+
+/// Operations of `userfaultfd`: their command words and blocks as the kernel publishes them.
+mod fault {
+    pub const API_COMMAND: u64 = 0xc018_aa3f;
+    pub const REGISTER: u64 = 0xc020_aa00;
+    pub const WAKE: u64 = 0x8010_aa02;
+    pub const PROTECT: u64 = 0xc018_aa06;
+    /// The version; write protection, also of shared memory; and of pages that are not there yet (Linux 6.4).
+    pub const API: u64 = 0xaa;
+    pub const FEATURES: u64 = 1 | 1 << 12;
+    pub const UNPOPULATED: u64 = 1 << 13;
+    /// Only faults of the program itself: for users without rights.
+    pub const USER_MODE_ONLY: i32 = 1;
+    pub const REGISTER_PROTECTED: u64 = 2;
+    pub const PROTECT_ON: u64 = 1;
+}
+
+/// Writers to a range wait as long as it lives, and go on at the pages that are there then.
+struct Stopped {
+    file: OwnedFd,
+    range: [u64; 2],
+}
+
+impl Stopped {
+    fn new(start: usize, length: usize) -> io::Result<Self> {
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        let open = |flags: i32| {
+            // SAFETY: a call without pointers.
+            let file = unsafe { libc::syscall(libc::SYS_userfaultfd, flags) };
+            match i32::try_from(file) {
+                // SAFETY: a new descriptor that nothing else owns.
+                Ok(file) if file >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(file) }),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        let file = open(flags).or_else(|_| open(flags | fault::USER_MODE_ONLY))?;
+        let range = [start as u64, length as u64];
+        let features = fault::FEATURES | fault::UNPOPULATED;
+        if command(&file, fault::API_COMMAND, &mut [fault::API, features, 0]).is_err() {
+            command(
+                &file,
+                fault::API_COMMAND,
+                &mut [fault::API, fault::FEATURES, 0],
+            )?;
+            // SAFETY: pages of the program become present, with the contents that a read would see.
+            let populated =
+                unsafe { libc::madvise(start as *mut c_void, length, libc::MADV_POPULATE_READ) };
+            if populated < 0 {
+                return Err(io::Error::last_os_error());
+            }
+        }
+        command(
+            &file,
+            fault::REGISTER,
+            &mut [range[0], range[1], fault::REGISTER_PROTECTED, 0],
+        )?;
+        command(
+            &file,
+            fault::PROTECT,
+            &mut [range[0], range[1], fault::PROTECT_ON],
+        )?;
+        Ok(Self { file, range })
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        // Closing the file wakes whoever waits, too.
+        let _ = command(&self.file, fault::WAKE, &mut self.range.clone());
+    }
+}
+
+fn command<const N: usize>(file: &OwnedFd, command: u64, block: &mut [u64; N]) -> io::Result<()> {
+    // SAFETY: each command here has the size of the array that its caller passes.
+    let result = unsafe {
+        libc::syscall(
+            libc::SYS_ioctl,
+            file.as_raw_fd(),
+            command,
+            block.as_mut_ptr(),
+        )
+    };
+    if result < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
+}
+
+/// A mapping of this process.
+struct Found {
+    start: usize,
+    end: usize,
+    is_shared: bool,
+    offset: u64,
+    path: String,
+}
+
+/// The mappings of this process that lie in a range.
+fn mappings(start: usize, length: usize) -> io::Result<Vec<Found>> {
+    let text = fs::read_to_string("/proc/self/maps")?;
+    let parse = |line: &str| {
+        let mut words = line.splitn(6, ' ');
+        let (from, to) = words.next()?.split_once('-')?;
+        let rights = words.next()?;
+        let offset = words.next()?;
+        Some(Found {
+            start: usize::from_str_radix(from, 16).ok()?,
+            end: usize::from_str_radix(to, 16).ok()?,
+            is_shared: rights.ends_with('s'),
+            offset: u64::from_str_radix(offset, 16).ok()?,
+            path: words.nth(2).unwrap_or_default().trim_start().to_owned(),
+        })
+    };
+    let found = text.lines().filter_map(parse);
+    Ok(found
+        .filter(|found| found.start < start + length && found.end > start)
+        .collect())
+}
+
+fn refused(text: &str) -> io::Error {
+    io::Error::other(text)
+}
+
+/// Replaces the pages of a range by those of `new`, a mapping of the same length, with their contents.
+///
+/// # Safety
+/// The range is memory of the program that may be read, and `new` belongs to the caller.
+unsafe fn replace(start: usize, length: usize, new: *mut c_void) -> io::Result<()> {
+    let stopped = Stopped::new(start, length)?;
+    for at in (0..length).step_by(PAGE) {
+        let from = (start + at) as *const u64;
+        // SAFETY: the caller vouches for both ranges. Nobody writes to the old one: they wait. The pages are aligned.
+        unsafe {
+            let words = PAGE / size_of::<u64>();
+            // The new pages are zero: those that were never written need not be touched.
+            if (0..words).any(|word| from.add(word).read_volatile() != 0) {
+                ptr::copy_nonoverlapping(from.cast::<u8>(), new.cast::<u8>().add(at), PAGE);
+            }
+        }
+    }
+    let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+    // SAFETY: the new mapping takes the place of the old one, with the same contents.
+    let moved = unsafe { libc::mremap(new, length, length, flags, start as *mut c_void) };
+    if moved == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    drop(stopped);
+    Ok(())
+}
+
+/// Maps new memory for [`replace`], and unmaps it if that fails.
+///
+/// # Safety
+/// As for [`replace`].
+unsafe fn replace_by(
+    start: usize,
+    length: usize,
+    flags: i32,
+    file: i32,
+    offset: u64,
+) -> io::Result<()> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let offset = offset.cast_signed();
+    // SAFETY: a new mapping.
+    let new = unsafe { memory::map(ptr::null_mut(), length, protection, flags, file, offset) };
+    if new == libc::MAP_FAILED {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the caller's, and the mapping was made above.
+    let replaced = unsafe { replace(start, length, new) };
+    if replaced.is_err() {
+        // SAFETY: it was made above, and has not been moved.
+        unsafe { libc::munmap(new, length) };
+    }
+    replaced
+}
+
+impl Program {
+    /// Moves the memory from `start` to `start + last` to the slice.
+    pub fn pin(&mut self, start: u64, last: u64) -> io::Result<Pinned> {
+        let length = last
+            .checked_add(1)
+            .and_then(|length| length.checked_next_multiple_of(PAGE as u64));
+        let end = length.and_then(|length| start.checked_add(length));
+        let (Some(length), Some(end)) = (length, end) else {
+            return Err(refused("its length is invalid"));
+        };
+        if !start.is_multiple_of(PAGE as u64) {
+            return Err(refused("it does not begin at a page"));
+        }
+        let (start, length, end) = (start as usize, length as usize, end as usize);
+        let mut covered = start;
+        for found in mappings(start, length)? {
+            if found.start > covered {
+                return Err(refused("a part of it is not mapped"));
+            }
+            covered = found.end;
+            let is_private = !found.is_shared
+                && (found.path.is_empty()
+                    || found.path.starts_with('[')
+                    || found.path == "/dev/zero");
+            if !is_private && found.path != ZERO {
+                return Err(refused("it is a file, or shared with other processes"));
+            }
+        }
+        if covered < end {
+            return Err(refused("a part of it is not mapped"));
+        }
+        let connection = self.connection()?;
+        let offset = connection
+            .ask(Operation::Pages, 0, length as u64, 0)?
+            .answer
+            .a;
+        let slice = connection.slice.as_raw_fd();
+        // SAFETY: the range is mapped memory of the program, which asked for its pages to be shared.
+        let replaced = unsafe { replace_by(start, length, libc::MAP_SHARED, slice, offset) };
+        if let Err(error) = replaced {
+            connection.ask(Operation::Return, 0, offset, 0)?;
+            return Err(error);
+        }
+        Ok(Pinned {
+            start,
+            length,
+            offset,
+            object: [0; 3],
+        })
+    }
+
+    /// Puts memory of its own back where the program still has the slice's.
+    pub fn put_back(&mut self, pinned: &Pinned) {
+        let &Pinned {
+            start,
+            length,
+            offset,
+            ..
+        } = pinned;
+        let is_ours = |found: &Found| {
+            found.path == SLICE
+                && found.offset.wrapping_sub(found.start as u64)
+                    == offset.wrapping_sub(start as u64)
+        };
+        // A part that was unmapped or replaced by the program is not touched.
+        for found in mappings(start, length)
+            .into_iter()
+            .flatten()
+            .filter(is_ours)
+        {
+            let from = found.start.max(start);
+            let length = found.end.min(start + length) - from;
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+            // SAFETY: the range is the program's memory, mapped from the slice.
+            if let Err(error) = unsafe { replace_by(from, length, flags, -1, 0) } {
+                // The pages stay in the slice, and nobody else gets them.
+                eprintln!("gantry-nvidia: memory stays shared with the device: {error}");
+                return;
+            }
+        }
+        if let Ok(connection) = self.connection() {
+            let _ = connection.ask(Operation::Return, 0, offset, 0);
+        }
+    }
+
+    /// The driver has freed an object: memory that was pinned for it, or for what it contained, is put back.
+    pub fn unpin(&mut self, client: u32, handle: u32) {
+        let is_gone = |pinned: &Pinned| {
+            let [of, parent, own] = pinned.object;
+            of == client && [own, parent, of].contains(&handle)
+        };
+        while let Some(at) = self.pinned.iter().position(is_gone) {
+            let pinned = self.pinned.swap_remove(at);
+            self.put_back(&pinned);
+        }
+    }
+}

@@ -1,0 +1,403 @@
+//! Programs under the library, a worker, and a stand-in for the driver. Each test starts the worker in its own
+//! process, and itself once more as the program.
+
+mod program;
+
+use std::{
+    env,
+    io::Write,
+    os::{fd::AsRawFd, unix::fs::FileExt},
+    process::{Command, Stdio},
+    thread,
+};
+
+use gantry_nvidia::{
+    server::{Listener, Worker},
+    stand_in::{ADDED, StandIn},
+};
+use program::{DEVICE, Opened, call, close, mmap, open, put, put_long, word};
+
+/// Which test the program is of.
+const PROGRAM: &str = "GANTRY_NATIVE_TEST_PROGRAM";
+
+/// In the test's process: starts a worker and the program, and checks that the program succeeds. Answers the stand-in,
+/// or nothing in the program.
+fn with_program(test: &str) -> Option<StandIn> {
+    if env::var(PROGRAM).is_ok_and(|program| program == test) {
+        return None;
+    }
+    let folder = tempfile::tempdir().expect("there is room");
+    let socket = folder.path().join("nvidia.sock");
+    let listener = Listener::bind(&socket).expect("the folder is new");
+    let device = StandIn::default();
+    let worker = Worker::new(Box::new(device.clone()), 64 << 20, None)
+        .expect("the stand-in is a known branch");
+    thread::spawn(move || worker.serve(&listener));
+    let own = env::current_exe().expect("it is a file");
+    let library = own.with_file_name("libgantry_nvidia_preload.so");
+    assert!(library.exists(), "{}", library.display());
+    let mut program = Command::new(&own)
+        .args(["--exact", test, "--nocapture"])
+        .env(PROGRAM, test)
+        .env("LD_PRELOAD", &library)
+        .env("GANTRY_NVIDIA_SOCKET", &socket)
+        .stdin(Stdio::piped())
+        .spawn()
+        .expect("it is executable");
+    // The program's end of input says that the test's process is gone.
+    let mut input = program.stdin.take().expect("it is a pipe");
+    input.write_all(b"\n").expect("the program reads");
+    let status = program.wait().expect("it is a child");
+    assert!(status.success(), "{status}");
+    Some(device)
+}
+
+const MEMORY: u32 = 0x5c00_0019;
+
+#[test]
+fn system_memory_of_the_driver_is_the_programs_slice() {
+    let Some(device) = with_program("system_memory_of_the_driver_is_the_programs_slice") else {
+        let opened = Opened::new();
+        assert_eq!(opened.memory(MEMORY, 0x3e, 0x21000), 0);
+        let (status, number, file) = opened.map(MEMORY, 0x21000);
+        assert_eq!(status, 0);
+        assert!(
+            number != 0 && number < 1 << 40,
+            "no address of the driver: {number:#x}"
+        );
+        let memory = mmap(file, 0x21000, libc::MAP_SHARED, 0).expect("it maps");
+        close(file);
+        // SAFETY: the mapping has two words. The device has looked at them before the program.
+        unsafe {
+            assert_eq!(memory.add(1).read_volatile(), ADDED);
+            memory.write_volatile(7);
+        }
+        assert!(
+            mmap(opened.control, 0x1000, libc::MAP_SHARED, 0).is_err(),
+            "nothing was mapped there"
+        );
+        assert_eq!(opened.free(MEMORY), 0);
+        assert_eq!(opened.free(MEMORY), 0x31, "it is gone");
+        return;
+    };
+    let state = device.0.lock().expect("no call has panicked");
+    assert!(
+        state.objects.keys().all(|(_, handle)| *handle != MEMORY),
+        "it is freed"
+    );
+}
+
+#[test]
+fn memory_that_is_pinned_keeps_address_and_contents() {
+    let Some(_) = with_program("memory_that_is_pinned_keeps_address_and_contents") else {
+        let opened = Opened::new();
+        for flags in [
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            libc::MAP_SHARED | libc::MAP_ANONYMOUS,
+        ] {
+            let memory = mmap(-1, 1 << 20, flags, 0).expect("there is memory");
+            let last = (1 << 17) - 1;
+            // SAFETY: the mapping has these words; the device writes to the second.
+            unsafe {
+                memory.write_volatile(41);
+                memory.add(last).write_volatile(5);
+                assert_eq!(opened.describe(MEMORY, memory, 1 << 20), 0);
+                let words = [0, 1, last].map(|at| memory.add(at).read_volatile());
+                assert_eq!(words, [41, 41 + ADDED, 5]);
+                memory.write_volatile(43);
+                assert_eq!(opened.free(MEMORY), 0);
+                let words = [0, 1, last].map(|at| memory.add(at).read_volatile());
+                assert_eq!(words, [43, 41 + ADDED, 5], "after it was put back");
+            }
+            let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
+            assert!(!maps.contains("gantry-slice"), "none of it is the slice's");
+        }
+        return;
+    };
+}
+
+#[test]
+fn memory_that_others_write_is_not_pinned() {
+    let Some(_) = with_program("memory_that_others_write_is_not_pinned") else {
+        let opened = Opened::new();
+        let file = tempfile::tempfile().expect("there is room");
+        file.set_len(1 << 16).expect("there is room");
+        let memory = mmap(file.as_raw_fd(), 1 << 16, libc::MAP_SHARED, 0).expect("it maps");
+        assert_eq!(opened.describe(MEMORY, memory, 1 << 16), 0x56, "a file");
+        let memory =
+            mmap(-1, 1 << 16, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 0).expect("there is memory");
+        // SAFETY: the second half is not used.
+        unsafe { libc::munmap(memory.add(1 << 12).cast(), 1 << 15) };
+        assert_eq!(
+            opened.describe(MEMORY, memory, 1 << 16),
+            0x56,
+            "half of it is not mapped"
+        );
+        assert_eq!(
+            opened.describe(MEMORY, memory.wrapping_byte_add(8), 1 << 12),
+            0x56,
+            "not at a page"
+        );
+        return;
+    };
+}
+
+#[test]
+fn writes_of_other_threads_are_not_lost_when_memory_is_pinned() {
+    let Some(_) = with_program("writes_of_other_threads_are_not_lost_when_memory_is_pinned") else {
+        const PAGES: usize = 1 << 10;
+        let opened = Opened::new();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let memory = mmap(-1, PAGES << 12, flags, 0).expect("there is memory") as usize;
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        thread::scope(|scope| {
+            let counters: Vec<_> = (0..4usize)
+                .map(|thread| {
+                    let is_over = &is_over;
+                    scope.spawn(move || {
+                        let mut rounds = 0u64;
+                        while !is_over.load(std::sync::atomic::Ordering::Relaxed) {
+                            rounds += 1;
+                            for page in 0..PAGES {
+                                // SAFETY: each thread has a word of each page to itself, none of the device's.
+                                unsafe {
+                                    ((memory + (page << 12)) as *mut u64)
+                                        .add(2 + thread)
+                                        .write_volatile(rounds)
+                                };
+                            }
+                        }
+                        rounds
+                    })
+                })
+                .collect();
+            for _ in 0..20 {
+                assert_eq!(
+                    opened.describe(MEMORY, memory as *mut u64, (PAGES << 12) as u64),
+                    0
+                );
+                assert_eq!(opened.free(MEMORY), 0);
+            }
+            is_over.store(true, std::sync::atomic::Ordering::Relaxed);
+            for (thread, counter) in counters.into_iter().enumerate() {
+                let rounds = counter.join().expect("it has not failed");
+                for page in 0..PAGES {
+                    // SAFETY: as above.
+                    let seen = unsafe {
+                        ((memory + (page << 12)) as *mut u64)
+                            .add(2 + thread)
+                            .read_volatile()
+                    };
+                    assert_eq!(seen, rounds, "thread {thread}, page {page}");
+                }
+            }
+        });
+        return;
+    };
+}
+
+#[test]
+fn video_memory_is_mapped_only_before_it_is_used() {
+    let Some(device) = with_program("video_memory_is_mapped_only_before_it_is_used") else {
+        let opened = Opened::new();
+        let used = MEMORY + 1;
+        assert_eq!(opened.memory(MEMORY, 0x40, 2 << 20), 0);
+        assert_eq!(opened.memory(used, 0x40, 2 << 20), 0);
+        let mut register = [0; 4];
+        put(&mut register, 0, used);
+        assert_eq!(
+            opened.control(opened.client, DEVICE, 0x503c_0105, &mut register),
+            0
+        );
+        assert_eq!(opened.map(used, 2 << 20).0, 0x56);
+        let (status, _, file) = opened.map(MEMORY, 2 << 20);
+        assert_eq!(status, 0);
+        let memory = mmap(file, 2 << 20, libc::MAP_SHARED, 0).expect("it maps");
+        // SAFETY: the mapping has these words. The device has written the second.
+        assert_eq!(unsafe { memory.add(1).read_volatile() }, ADDED);
+        return;
+    };
+    let state = device.0.lock().expect("no call has panicked");
+    let class = |handle: u32| {
+        state
+            .objects
+            .iter()
+            .find(|(key, _)| key.1 == handle)
+            .map(|(_, class)| *class)
+    };
+    assert_eq!((class(MEMORY), class(MEMORY + 1)), (Some(0x71), Some(0x40)));
+}
+
+#[test]
+fn a_doorbell_is_the_devices_own_page() {
+    let Some(device) = with_program("a_doorbell_is_the_devices_own_page") else {
+        let opened = Opened::new();
+        assert_eq!(opened.allocate(DEVICE, MEMORY, 0xc661, &mut [0; 2]), 0);
+        let (status, number, file) = opened.map(MEMORY, 0x10000);
+        assert_eq!(status, 0);
+        assert!(number < 1 << 40, "no address of the driver: {number:#x}");
+        let doorbell = mmap(file, 0x10000, libc::MAP_SHARED, 0).expect("it maps");
+        assert!(
+            mmap(file, 0x11000, libc::MAP_SHARED, 0).is_err(),
+            "more than was mapped"
+        );
+        // SAFETY: the mapping has the word.
+        unsafe { doorbell.add(0x90 / 8).write_volatile(0x1234) };
+        let mut block = [0; 32];
+        for (at, value) in [(0, opened.client), (4, DEVICE), (8, MEMORY)] {
+            put(&mut block, at, value);
+        }
+        put_long(&mut block, 16, number);
+        call(opened.control, program::UNMAP, &mut block).expect("the call is made");
+        assert_eq!(
+            (word(&block, 24), &block[16..24]),
+            (0, &number.to_le_bytes()[..])
+        );
+        return;
+    };
+    let state = device.0.lock().expect("no call has panicked");
+    let mut rung = [0; 8];
+    let doorbell = state.doorbell.as_ref().expect("it was mapped");
+    doorbell
+        .read_exact_at(&mut rung, 0x90)
+        .expect("it is as long");
+    assert_eq!(rung, 0x1234u64.to_le_bytes());
+}
+
+#[test]
+fn an_event_of_the_device_wakes_whoever_polls_once() {
+    let Some(_) = with_program("an_event_of_the_device_wakes_whoever_polls_once") else {
+        let opened = Opened::new();
+        let file = open("/dev/nvidiactl").expect("it opens");
+        let poll = |timeout| {
+            let mut entry = libc::pollfd {
+                fd: file,
+                events: libc::POLLPRI,
+                revents: 0,
+            };
+            // SAFETY: one entry.
+            let ready = unsafe { libc::poll(&mut entry, 1, timeout) };
+            (ready, entry.revents, entry.events)
+        };
+        assert_eq!(poll(0), (0, 0, libc::POLLPRI));
+        let mut block = [0; 16];
+        for (at, value) in [(0, opened.client), (4, DEVICE), (8, file.cast_unsigned())] {
+            put(&mut block, at, value);
+        }
+        call(opened.control, program::EVENT, &mut block).expect("the call is made");
+        assert_eq!(poll(60_000), (1, libc::POLLPRI, libc::POLLPRI));
+        assert_eq!(poll(0), (0, 0, libc::POLLPRI), "the event is taken");
+        return;
+    };
+}
+
+#[test]
+fn the_answer_hides_processes_and_the_share_policy_of_the_worker() {
+    let Some(device) =
+        with_program("the_answer_hides_processes_and_the_share_policy_of_the_worker")
+    else {
+        let opened = Opened::new();
+        let mut processes = [0; 3812];
+        assert_eq!(
+            opened.control(opened.client, DEVICE, 0x2080_018d, &mut processes),
+            0
+        );
+        assert!(processes.iter().all(|byte| *byte == 0));
+        for share_type in [1, 2, 0] {
+            let mut policy = [0; 12];
+            put(&mut policy, 8, share_type);
+            assert_eq!(
+                opened.control(opened.client, opened.client, 0xd04, &mut policy),
+                0
+            );
+            assert_eq!(word(&policy, 8), share_type);
+        }
+        let mut texts = [[0u8; 16]; 3];
+        let mut version = [0; 40];
+        put(&mut version, 0, 16);
+        for (text, at) in texts.iter_mut().zip([8, 16, 24]) {
+            put_long(&mut version, at, text.as_mut_ptr() as u64);
+        }
+        let pointers = version;
+        assert_eq!(
+            opened.control(opened.client, opened.client, 0x101, &mut version),
+            0
+        );
+        assert_eq!(version, pointers);
+        assert_eq!(std::hint::black_box(texts), [[b'v'; 16]; 3]);
+        assert_eq!(
+            opened.control(opened.client, DEVICE, 0x2080_0122, &mut [0; 48]),
+            0x56,
+            "registers"
+        );
+        return;
+    };
+    let state = device.0.lock().expect("no call has panicked");
+    assert_eq!(state.share_types, [4, 4, 0]);
+}
+
+#[test]
+fn a_file_is_the_same_when_copied_passed_or_inherited() {
+    let Some(_) = with_program("a_file_is_the_same_when_copied_passed_or_inherited") else {
+        let opened = Opened::new();
+        // SAFETY: calls without pointers but those to local values.
+        unsafe {
+            let copy = libc::dup(opened.control);
+            let copied = Opened {
+                control: copy,
+                ..opened
+            };
+            assert_eq!(
+                copied.control(copied.client, copied.client, 0xd01, &mut [0; 12]),
+                0
+            );
+            let mut found: libc::stat = std::mem::zeroed();
+            assert_eq!(libc::fstat(copy, &mut found), 0);
+            assert_eq!(
+                (found.st_mode & libc::S_IFMT, libc::major(found.st_rdev)),
+                (libc::S_IFCHR, 195)
+            );
+            // A child has its parent's files by number, but not its contexts; it may open files of its own.
+            let child = libc::fork();
+            if child == 0 {
+                let mut block = [0; 8];
+                let inherited = libc::ioctl(copy, 0xc008_46d6, block.as_mut_ptr());
+                let own = Opened::new();
+                let foreign = own.control(copied.client, copied.client, 0xd01, &mut [0; 12]);
+                libc::_exit(i32::from(inherited != -1 || foreign != 0x23));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert_eq!(status, 0);
+        }
+        return;
+    };
+}
+
+#[test]
+fn a_path_that_is_no_device_file_of_the_program_does_not_open() {
+    let Some(_) = with_program("a_path_that_is_no_device_file_of_the_program_does_not_open") else {
+        for (path, error) in [
+            ("/dev/nvidia1", libc::ENOENT),
+            ("/dev/nvidia-uvm-tools", libc::ENOENT),
+            ("/dev/nvidia-caps/nvidia-cap1", libc::ENOENT),
+            ("/dev/nvidia0/../null", libc::ENOENT),
+        ] {
+            let refused = open(path).expect_err(path);
+            assert_eq!(refused.raw_os_error(), Some(error), "{path}");
+        }
+        close(open("/dev/null").expect("others open as ever"));
+        // SAFETY: zeroes are a valid value that the call fills.
+        let found = unsafe {
+            let mut found: libc::stat = std::mem::zeroed();
+            assert_eq!(libc::stat(c"/dev/nvidia0".as_ptr(), &mut found), 0);
+            assert_eq!(libc::access(c"/dev/nvidia1".as_ptr(), libc::R_OK), -1);
+            found
+        };
+        assert_eq!(
+            (found.st_rdev, found.st_mode),
+            (libc::makedev(195, 0), libc::S_IFCHR | 0o666)
+        );
+        return;
+    };
+}

@@ -1,0 +1,44 @@
+//! `gantry-nvidia`: makes calls on NVIDIA's device files for programs on this machine that run under
+//! `libgantry_nvidia.so`.
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::Parser;
+use gantry_nvidia::{
+    confine::confine,
+    device::Kernel,
+    record::Record,
+    server::{Listener, Worker},
+};
+
+/// Makes calls on NVIDIA's device files for programs that have none.
+#[derive(Parser)]
+struct Options {
+    /// The socket that programs connect to.
+    #[arg(long, default_value = "/run/gantry/nvidia.sock")]
+    socket: PathBuf,
+    /// Most memory that a program shares with its devices, in MiB. It is committed as it is touched.
+    #[arg(long, default_value_t = 16384, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    slice: u64,
+    /// Records the structure of calls in this file, without contents.
+    #[arg(long)]
+    record: Option<PathBuf>,
+}
+
+fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    let record = options.record.as_deref().map(Record::create).transpose()?;
+    let worker = Worker::new(Box::new(Kernel), options.slice << 20, record)?;
+    let listener = Listener::bind(&options.socket)?;
+    confine(worker.branch())?;
+    Ok(worker.serve(&listener)?)
+}
+
+fn main() -> ExitCode {
+    match run(&Options::parse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            base::note::error("gantry-nvidia", error.as_ref());
+            ExitCode::FAILURE
+        }
+    }
+}

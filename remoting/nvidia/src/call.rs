@@ -1,0 +1,453 @@
+//! A call: the walk, the checks, the call itself, what is remembered and restored.
+
+use std::{
+    collections::HashSet,
+    sync::{Arc, LazyLock, Mutex},
+};
+
+use base::{Unpoisoned, note};
+use nvidia_abi::{Call, Kind, Listed, Meaning, Refusal, Source, status, walk};
+
+use crate::{
+    check::{Denied, check, long, put, word},
+    device::Node,
+    files::{OpenFile, View},
+    objects::{Mapped, Object, Pages},
+    session::{Errno, Session, errno},
+};
+
+/// Classes of root clients.
+const ROOTS: [u32; 3] = [0, 1, 0x41];
+/// System memory.
+const SYSTEM: u32 = 0x3e;
+/// Video memory.
+pub const VIDEO: u32 = 0x40;
+/// Descriptor memory.
+pub const DESCRIPTOR: u32 = 0x71;
+/// Doorbells of each generation, and the page of data that the driver shares with all programs.
+const DEVICE_PAGES: [u32; 5] = [0xc361, 0xc461, 0xc561, 0xc661, 0xde];
+/// Flags of descriptor memory: the program's own pages, in no order, cached, not mapped by the driver; for 8 MiB and
+/// more, with a further one.
+pub const DESCRIPTOR_FLAGS: [u32; 2] = [0x4000_1010, 0x4004_1010];
+/// A policy of sharing: who may duplicate a client's objects.
+const SHARE_POLICY: u32 = 0xd04;
+/// Where a policy has its type; the type that stands for nobody, and that for the process that makes the calls.
+const SHARE_TYPE_AT: usize = 8;
+const SHARE_NOBODY: u16 = 0;
+const SHARE_PROCESS: u16 = 4;
+/// Objects from a file; the processes that use a GPU.
+const IMPORT: u32 = 0x3d0c;
+const PROCESSES: u32 = 0x2080_018d;
+/// The flag that lets other processes than the one that opened a file of unified memory use it.
+const SHARED_UVM: u64 = 2;
+/// The most address spaces of a file of unified memory.
+const MOST_SPACES: usize = 64;
+
+/// The bytes of a call as they were delivered.
+struct Delivered<'a> {
+    bytes: &'a [u8],
+    taken: usize,
+}
+
+impl Source for Delivered<'_> {
+    fn take(&mut self, _: u64, length: usize) -> Result<(), Refusal> {
+        let end = self.taken.checked_add(length).ok_or(Refusal::Malformed)?;
+        self.bytes.get(..end).ok_or(Refusal::Malformed)?;
+        self.taken = end;
+        Ok(())
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.taken]
+    }
+}
+
+/// A call on its way.
+pub struct Made<'a> {
+    /// The file that it is for.
+    pub file: &'a Arc<OpenFile>,
+    /// Its command word.
+    pub command: u32,
+    /// What the walk found.
+    pub call: &'a Call,
+    /// Files that it names.
+    pub named: Vec<Arc<OpenFile>>,
+}
+
+impl Session {
+    /// Makes a call, whose segments are replaced by the answer's.
+    pub fn call(
+        &mut self,
+        file: &Arc<OpenFile>,
+        command: u32,
+        argument: u64,
+        bytes: &mut [u8],
+    ) -> Result<i32, Errno> {
+        let mut delivered = Delivered { bytes, taken: 0 };
+        let branch = self.worker().branch;
+        let call =
+            walk(branch, file.node.kind(), command, argument, &mut delivered).map_err(refused)?;
+        if delivered.taken != bytes.len() {
+            return Err(libc::EINVAL);
+        }
+        let sent = bytes.to_vec();
+        let made = check(self, &call, bytes).map(|named| Made {
+            file,
+            command,
+            call: &call,
+            named,
+        });
+        let result = made.and_then(|made| self.make(&made, bytes));
+        let result = match (result, call.status_at()) {
+            (Err(Denied::Status(status)), Some(at)) => {
+                put(bytes, at, status.to_le_bytes());
+                Ok(0)
+            }
+            (Err(Denied::Status(_)), None) => Err(libc::EINVAL),
+            (Err(Denied::Errno(error)), _) => Err(error),
+            (Ok(result), _) => Ok(result),
+        };
+        restore(&call, bytes, &sent);
+        if let Some(record) = &self.worker().record {
+            record.call(
+                file.number,
+                &call,
+                result,
+                call.status_at().map(|at| word(bytes, at)),
+            );
+        }
+        result
+    }
+
+    fn make(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        match (made.call.kind(), made.call.number) {
+            (Kind::Frontend, 0x27) => self.make_descriptor(made, bytes),
+            (Kind::Frontend, 0x29) => self.free(made, bytes),
+            (Kind::Frontend, 0x2a) => self.control(made, bytes),
+            (Kind::Frontend, 0x2b) => self.allocate(made, bytes),
+            (Kind::Frontend, 0x4e) => self.map(made, bytes),
+            (Kind::Frontend, 0x4f) => self.unmap(made, bytes),
+            (Kind::Frontend, 0x5e) => self.moved(bytes),
+            (Kind::Frontend, 201) => self.register(made, bytes),
+            (Kind::Frontend, 206) => self.add_event(made, bytes),
+            (Kind::Uvm, 0x19) => self.register_space(made, bytes),
+            (Kind::Uvm, 0x22) => self.free_range(made, bytes),
+            (Kind::Uvm, 0x44) => self.make_pool(made, bytes),
+            (Kind::Uvm, 0x3000_0001) => {
+                let flags = long(bytes, 0);
+                put(bytes, 0, (flags | SHARED_UVM).to_le_bytes());
+                let result = self.issue(made, bytes);
+                put(bytes, 0, flags.to_le_bytes());
+                result
+            }
+            _ => self.issue(made, bytes),
+        }
+    }
+
+    /// Makes the call itself.
+    pub fn issue(&self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let start = bytes.as_mut_ptr();
+        for pointer in made.call.pointers() {
+            // Places are in the bytes.
+            let address = pointer.to.map_or(0, |to| start.wrapping_add(to) as u64);
+            put(bytes, pointer.at, address.to_le_bytes());
+        }
+        let argument = if bytes.is_empty() {
+            std::ptr::null_mut()
+        } else {
+            start
+        };
+        // SAFETY: the walk has shown that the first segment is the block of the command, and the pointers in it and in
+        // its inner block were set above to segments of the lengths that the tables give, or to nothing.
+        let result = unsafe {
+            self.worker()
+                .device
+                .call(made.file.device(), made.command, argument)
+        };
+        result.map_err(|error| Denied::Errno(errno(error)))
+    }
+
+    /// Whether a call that returned `result` has succeeded.
+    fn is_done(made: &Made<'_>, result: i32, bytes: &[u8]) -> bool {
+        result == 0
+            && made
+                .call
+                .status_at()
+                .is_none_or(|at| word(bytes, at) == status::OK)
+    }
+
+    fn allocate(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let (client, parent) = (word(bytes, 0), word(bytes, 4));
+        let class = made.call.inner.unwrap_or_default();
+        if !self.worker().objects.lock_unpoisoned().has_room(client) {
+            return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
+        }
+        if class == SYSTEM {
+            return self.make_system(made, bytes);
+        }
+        let is_root = ROOTS.contains(&class);
+        if is_root && made.file.node != Node::Control {
+            return Err(Denied::Status(status::INVALID_ARGUMENT));
+        }
+        let result = self.issue(made, bytes)?;
+        if Self::is_done(made, result, bytes) {
+            let handle = word(bytes, 8);
+            let block = made.call.inner_block().filter(|_| class == VIDEO);
+            let size = block.map_or(0, |block| long(bytes, block.start + 64));
+            let mut objects = self.worker().objects.lock_unpoisoned();
+            let gone = if is_root {
+                objects.add_client(handle, made.file.number);
+                Vec::new()
+            } else {
+                objects.add(
+                    client,
+                    handle,
+                    Object {
+                        parent,
+                        class,
+                        size,
+                        is_fresh: true,
+                        pages: None,
+                    },
+                )
+            };
+            drop(objects);
+            gone.into_iter().for_each(Pages::release);
+        }
+        Ok(result)
+    }
+
+    fn free(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let (client, handle) = (word(bytes, 0), word(bytes, 8));
+        let result = self.issue(made, bytes)?;
+        if Self::is_done(made, result, bytes) {
+            let gone = self
+                .worker()
+                .objects
+                .lock_unpoisoned()
+                .remove(client, handle);
+            gone.into_iter().for_each(Pages::release);
+        }
+        Ok(result)
+    }
+
+    fn control(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let block = made.call.inner_block().map_or(0, |block| block.start);
+        match made.call.inner {
+            // All programs' calls come from this process: "the same user" or "everybody" would be other workers, too.
+            Some(SHARE_POLICY) if block != 0 => {
+                let at = block + SHARE_TYPE_AT;
+                let wished = [bytes[at], bytes[at + 1]];
+                if u16::from_le_bytes(wished) != SHARE_NOBODY {
+                    put(bytes, at, SHARE_PROCESS.to_le_bytes());
+                }
+                let result = self.issue(made, bytes);
+                put(bytes, at, wished);
+                result
+            }
+            Some(IMPORT) if block != 0 => {
+                let (client, parent) = (word(bytes, 0), word(bytes, block + 4));
+                let result = self.issue(made, bytes)?;
+                if Self::is_done(made, result, bytes) {
+                    let count = usize::from(word(bytes, block + 648) as u16).min(128);
+                    let handles = (0..count).map(|index| word(bytes, block + 8 + 4 * index));
+                    let mut objects = self.worker().objects.lock_unpoisoned();
+                    for handle in handles.filter(|handle| *handle != 0) {
+                        let object = Object {
+                            parent,
+                            class: 0,
+                            size: 0,
+                            is_fresh: false,
+                            pages: None,
+                        };
+                        objects
+                            .add(client, handle, object)
+                            .into_iter()
+                            .for_each(Pages::release);
+                    }
+                }
+                Ok(result)
+            }
+            // Numbers of processes of this machine are not the program's.
+            Some(PROCESSES) if block != 0 => {
+                let result = self.issue(made, bytes)?;
+                bytes[block + 8..].fill(0);
+                Ok(result)
+            }
+            _ => self.issue(made, bytes),
+        }
+    }
+
+    fn map(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let (client, handle) = (word(bytes, 0), word(bytes, 8));
+        let (offset, length) = (long(bytes, 16), long(bytes, 24));
+        let target = made
+            .named
+            .first()
+            .ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
+        let mut pages = self.pages_of(client, handle)?;
+        let class = self.class_of(client, handle);
+        if pages.is_none() && class == VIDEO {
+            pages = Some(self.replace_video(client, handle)?);
+        }
+        let (view, address) = if let Some(pages) = pages {
+            let end = offset.checked_add(length);
+            if !offset.is_multiple_of(4096)
+                || length == 0
+                || end.is_none_or(|end| end > pages.length)
+            {
+                return Err(Denied::Status(status::INVALID_ARGUMENT));
+            }
+            let status_at = made.call.status_at().unwrap_or_default();
+            put(bytes, status_at, status::OK.to_le_bytes());
+            (
+                View::Slice(pages.slice, pages.offset + offset, length),
+                None,
+            )
+        } else if DEVICE_PAGES.contains(&class) {
+            let result = self.issue(made, bytes)?;
+            if !Self::is_done(made, result, bytes) {
+                return Ok(result);
+            }
+            (View::Device(length), Some(long(bytes, 32)))
+        } else {
+            return Err(Denied::Status(status::NOT_SUPPORTED));
+        };
+        let number = self.worker().mapping_number();
+        if let Some(client) = self.worker().objects.lock_unpoisoned().client(client) {
+            client.mapped.insert(
+                number,
+                Mapped {
+                    object: handle,
+                    address,
+                },
+            );
+        }
+        target.left().view = Some(view);
+        put(bytes, 32, number.to_le_bytes());
+        Ok(0)
+    }
+
+    fn unmap(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let (client, number) = (word(bytes, 0), long(bytes, 16));
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let client = objects
+            .client(client)
+            .ok_or(Denied::Status(status::INVALID_CLIENT))?;
+        let mapped = client
+            .mapped
+            .remove(&number)
+            .ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
+        drop(objects);
+        let Some(address) = mapped.address else {
+            return Err(Denied::Status(status::OK));
+        };
+        put(bytes, 16, address.to_le_bytes());
+        let result = self.issue(made, bytes);
+        put(bytes, 16, number.to_le_bytes());
+        result
+    }
+
+    /// The program tells where it has mapped: it will name that address.
+    fn moved(&mut self, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let (client, from, to) = (word(bytes, 0), long(bytes, 16), long(bytes, 24));
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let client = objects
+            .client(client)
+            .ok_or(Denied::Status(status::INVALID_CLIENT))?;
+        let mapped = client
+            .mapped
+            .remove(&from)
+            .ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
+        client.mapped.insert(to, mapped);
+        Err(Denied::Status(status::OK))
+    }
+
+    fn register(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let result = self.issue(made, bytes)?;
+        if let (0, Some(control)) = (result, made.named.first()) {
+            made.file.left().control = Some(control.number);
+        }
+        Ok(result)
+    }
+
+    fn add_event(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let result = self.issue(made, bytes)?;
+        if let (true, Some(file)) = (Self::is_done(made, result, bytes), made.named.first()) {
+            let watched = self.worker().events.watch_device(file);
+            watched.map_err(|error| Denied::Errno(errno(error)))?;
+        }
+        Ok(result)
+    }
+
+    fn register_space(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        if made.file.left().spaces.len() >= MOST_SPACES {
+            return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
+        }
+        let result = self.issue(made, bytes)?;
+        if Self::is_done(made, result, bytes) {
+            made.file.left().spaces.push(word(bytes, 20));
+        }
+        Ok(result)
+    }
+
+    /// The pages behind an object, if the worker gave it some.
+    fn pages_of(&self, client: u32, handle: u32) -> Result<Option<Pages>, Denied> {
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let client = objects
+            .client(client)
+            .ok_or(Denied::Status(status::INVALID_CLIENT))?;
+        let object = client
+            .object(handle)
+            .ok_or(Denied::Status(status::INVALID_OBJECT))?;
+        Ok(object.pages.clone())
+    }
+
+    fn class_of(&self, client: u32, handle: u32) -> u32 {
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let object = objects
+            .client(client)
+            .and_then(|client| client.object(handle).map(|object| object.class));
+        object.unwrap_or_default()
+    }
+}
+
+/// Puts back what the program must not see: addresses and descriptors of this process.
+fn restore(call: &Call, bytes: &mut [u8], sent: &[u8]) {
+    let pointers = call.pointers().iter().map(|pointer| (pointer.at, 8));
+    let hidden = call.operands().filter(|operand| {
+        matches!(
+            operand.meaning,
+            Meaning::File32 | Meaning::File64 | Meaning::Masked { .. }
+        )
+    });
+    for (at, width) in pointers.chain(hidden.map(|operand| (operand.at, operand.meaning.width()))) {
+        if let (Some(place), Some(value)) =
+            (bytes.get_mut(at..at + width), sent.get(at..at + width))
+        {
+            place.copy_from_slice(value);
+        }
+    }
+}
+
+/// What a call that was refused returns. Each number that a list lacks is printed once.
+fn refused(refusal: Refusal) -> Errno {
+    static PRINTED: LazyLock<Mutex<HashSet<(u8, u32)>>> = LazyLock::new(Mutex::default);
+    const MOST: usize = 256;
+    match refusal {
+        Refusal::Fault => libc::EFAULT,
+        Refusal::Malformed => libc::EINVAL,
+        Refusal::Unlisted { list, number, .. } => {
+            let mut printed = PRINTED.lock_unpoisoned();
+            if printed.len() < MOST && printed.insert((list as u8, number)) {
+                let list = match list {
+                    Listed::Escape | Listed::Uvm => "call",
+                    Listed::Control => "control",
+                    Listed::Class => "class",
+                };
+                note!("gantry-nvidia: {list} {number:x} is not allowed");
+            }
+            libc::EINVAL
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! The device files of a machine.
+
+use std::{
+    ffi::CString,
+    fs, io,
+    os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::unix::fs::MetadataExt,
+};
+
+use nvidia_abi::Kind;
+
+/// A device file that programs may open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Node {
+    /// The control file.
+    Control,
+    /// The file of a GPU.
+    Gpu(u8),
+    /// The file of unified memory.
+    Uvm,
+}
+
+impl Node {
+    /// The node with this path.
+    #[must_use]
+    pub fn of_path(path: &[u8]) -> Option<Self> {
+        match path.strip_prefix(b"/dev/nvidia")? {
+            b"ctl" => Some(Self::Control),
+            b"-uvm" => Some(Self::Uvm),
+            digits => {
+                let number = str::from_utf8(digits).ok()?.parse().ok()?;
+                let node = Self::Gpu(number);
+                (node.path().as_bytes() == path).then_some(node)
+            }
+        }
+    }
+
+    /// Its path.
+    #[must_use]
+    pub fn path(self) -> String {
+        match self {
+            Self::Control => "/dev/nvidiactl".to_owned(),
+            Self::Gpu(number) => format!("/dev/nvidia{number}"),
+            Self::Uvm => "/dev/nvidia-uvm".to_owned(),
+        }
+    }
+
+    /// The kind of its calls.
+    #[must_use]
+    pub fn kind(self) -> Kind {
+        match self {
+            Self::Control | Self::Gpu(_) => Kind::Frontend,
+            Self::Uvm => Kind::Uvm,
+        }
+    }
+}
+
+/// What `stat` says of a device file.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Attributes {
+    /// Major and minor number.
+    pub device: u64,
+    /// Type and permissions.
+    pub mode: u32,
+}
+
+/// The device files of a machine, or a stand-in for tests.
+pub trait Device: Send + Sync {
+    /// The version of the driver, such as `580.159.04`.
+    ///
+    /// # Errors
+    /// It is not known.
+    fn version(&self) -> io::Result<String>;
+
+    /// Opens a file for reading and writing.
+    ///
+    /// # Errors
+    /// As of `open`.
+    fn open(&self, node: Node) -> io::Result<OwnedFd>;
+
+    /// What `stat` says.
+    ///
+    /// # Errors
+    /// As of `stat`.
+    fn attributes(&self, node: Node) -> io::Result<Attributes>;
+
+    /// Makes a call.
+    ///
+    /// # Errors
+    /// As of `ioctl`.
+    ///
+    /// # Safety
+    /// `argument` points to the block of `command`, and each pointer in it to what the tables of `nvidia-abi` say;
+    /// all of it may be written.
+    unsafe fn call(&self, file: BorrowedFd<'_>, command: u32, argument: *mut u8)
+    -> io::Result<i32>;
+}
+
+/// NVIDIA's kernel modules.
+pub struct Kernel;
+
+impl Device for Kernel {
+    fn version(&self) -> io::Result<String> {
+        let text = fs::read_to_string("/proc/driver/nvidia/version")?;
+        let mut words = text.split_ascii_whitespace();
+        let version = words.find(|word| nvidia_abi::Branch::of_version(word).is_some());
+        let unknown = || io::Error::other("the driver is of no known branch: 580");
+        version.map(str::to_owned).ok_or_else(unknown)
+    }
+
+    fn open(&self, node: Node) -> io::Result<OwnedFd> {
+        let path = CString::new(node.path()).map_err(|_| io::ErrorKind::InvalidInput)?;
+        // SAFETY: a valid string.
+        let file = unsafe {
+            libc::open(
+                path.as_ptr(),
+                libc::O_RDWR | libc::O_CLOEXEC | libc::O_NOFOLLOW,
+            )
+        };
+        if file < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: a new descriptor that nothing else owns.
+        Ok(unsafe { OwnedFd::from_raw_fd(file) })
+    }
+
+    fn attributes(&self, node: Node) -> io::Result<Attributes> {
+        let metadata = fs::metadata(node.path())?;
+        Ok(Attributes {
+            device: metadata.rdev(),
+            mode: metadata.mode(),
+        })
+    }
+
+    unsafe fn call(
+        &self,
+        file: BorrowedFd<'_>,
+        command: u32,
+        argument: *mut u8,
+    ) -> io::Result<i32> {
+        // SAFETY: the caller vouches for the argument.
+        let result = unsafe { libc::ioctl(file.as_raw_fd(), command.into(), argument) };
+        if result < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(result)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_control_gpus_and_unified_memory_are_nodes() {
+        for (path, node) in [
+            ("/dev/nvidiactl", Some(Node::Control)),
+            ("/dev/nvidia0", Some(Node::Gpu(0))),
+            ("/dev/nvidia31", Some(Node::Gpu(31))),
+            ("/dev/nvidia-uvm", Some(Node::Uvm)),
+            ("/dev/nvidia-uvm-tools", None),
+            ("/dev/nvidia-caps/nvidia-cap1", None),
+            ("/dev/nvidia00", None),
+            ("/dev/nvidia+1", None),
+            ("/dev/nvidia", None),
+            ("/dev/nvidia0/../kvm", None),
+            ("/dev/kvm", None),
+        ] {
+            assert_eq!(Node::of_path(path.as_bytes()), node, "{path}");
+        }
+    }
+}

@@ -1,0 +1,176 @@
+//! Open device files.
+//!
+//! A program does not have a device file but one end of a socket pair; the worker has the other end and the file. The
+//! kernel counts the copies of the program's end, whoever has them, and the worker's end hangs up after the last.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Read},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex, MutexGuard},
+};
+
+use base::Unpoisoned;
+use nvidia_abi::wire::TOKEN;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt::socket_cookie};
+
+use crate::{device::Node, objects::Pages, slice::Slice};
+
+/// The most files of all programs.
+const MOST: usize = 1 << 13;
+
+/// What a mapping of a file shows.
+#[derive(Clone)]
+pub enum View {
+    /// Pages of a slice: of which, where, and how many bytes.
+    Slice(Arc<Slice>, u64, u64),
+    /// The device file itself, this many bytes.
+    Device(u64),
+}
+
+/// A semaphore pool of unified memory, whose pages are a slice's.
+pub struct Pool {
+    /// The program's address of it.
+    pub base: u64,
+    /// Where and how long.
+    pub pages: Pages,
+    /// The client and the object that the driver knows the pages by.
+    pub object: (u32, u32),
+}
+
+/// What calls left at a file.
+#[derive(Default)]
+pub struct Left {
+    /// A GPU's file: the control file that it was registered with.
+    pub control: Option<u32>,
+    /// What a mapping shows.
+    pub view: Option<View>,
+    /// Unified memory: the client of each registered address space.
+    pub spaces: Vec<u32>,
+    /// Unified memory: pools.
+    pub pools: Vec<Pool>,
+}
+
+/// An open device file.
+pub struct OpenFile {
+    /// Its number in messages.
+    pub number: u32,
+    /// What it is.
+    pub node: Node,
+    /// Whoever has the token may use the file.
+    pub token: [u8; TOKEN],
+    /// What tells the program's end from all other sockets.
+    cookie: u64,
+    device: OwnedFd,
+    end: OwnedFd,
+    left: Mutex<Left>,
+}
+
+impl OpenFile {
+    /// The device file.
+    pub fn device(&self) -> BorrowedFd<'_> {
+        self.device.as_fd()
+    }
+
+    /// The worker's end of the socket pair.
+    pub fn end(&self) -> BorrowedFd<'_> {
+        self.end.as_fd()
+    }
+
+    /// What calls left.
+    pub fn left(&self) -> MutexGuard<'_, Left> {
+        self.left.lock_unpoisoned()
+    }
+}
+
+/// All open files.
+pub struct Files {
+    random: File,
+    open: HashMap<u32, Arc<OpenFile>>,
+    last: u32,
+}
+
+impl Files {
+    /// No files.
+    pub fn new() -> io::Result<Self> {
+        let random = File::open("/dev/urandom")?;
+        Ok(Self {
+            random,
+            open: HashMap::new(),
+            last: 0,
+        })
+    }
+
+    /// Adds a device file. Answers the program's end, too.
+    pub fn add(&mut self, node: Node, device: OwnedFd) -> io::Result<(Arc<OpenFile>, OwnedFd)> {
+        if self.open.len() >= MOST {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let mut token = [0; TOKEN];
+        self.random.read_exact(&mut token)?;
+        let (end, program) = socketpair(
+            AddressFamily::UNIX,
+            SocketType::SEQPACKET,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
+        let cookie = socket_cookie(&program)?;
+        let in_use = |number: &u32| *number == 0 || self.open.contains_key(number);
+        // There is a number that is not in use, since less than 2^32 files are open.
+        let mut number = self.last.wrapping_add(1);
+        while in_use(&number) {
+            number = number.wrapping_add(1);
+        }
+        self.last = number;
+        let left = Mutex::default();
+        let file = Arc::new(OpenFile {
+            number,
+            node,
+            token,
+            cookie,
+            device,
+            end,
+            left,
+        });
+        self.open.insert(number, file.clone());
+        Ok((file, program))
+    }
+
+    /// A file by its number.
+    pub fn get(&self, number: u32) -> Option<Arc<OpenFile>> {
+        self.open.get(&number).cloned()
+    }
+
+    /// The file whose program's end this is.
+    pub fn of_end(&self, program: impl AsFd) -> Option<Arc<OpenFile>> {
+        let cookie = socket_cookie(program).ok()?;
+        self.open
+            .values()
+            .find(|file| file.cookie == cookie)
+            .cloned()
+    }
+
+    /// The file with this token.
+    pub fn of_token(&self, token: &[u8]) -> Option<Arc<OpenFile>> {
+        self.open.values().find(|file| file.token == token).cloned()
+    }
+
+    /// A file of a GPU that was registered with a control file.
+    pub fn gpu_of(&self, control: u32) -> Option<Arc<OpenFile>> {
+        let is_registered = |file: &&Arc<OpenFile>| {
+            matches!(file.node, Node::Gpu(_)) && file.left().control == Some(control)
+        };
+        let lowest = self
+            .open
+            .values()
+            .filter(is_registered)
+            .min_by_key(|file| file.number);
+        lowest.cloned()
+    }
+
+    /// A file's last copy is closed.
+    pub fn remove(&mut self, number: u32) -> Option<Arc<OpenFile>> {
+        self.open.remove(&number)
+    }
+}

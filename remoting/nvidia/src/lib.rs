@@ -1,0 +1,35 @@
+//! Makes calls on NVIDIA's device files for programs that have none.
+//!
+//! A program's CUDA libraries open device files and call `ioctl` on them. `guest/native` takes these calls and sends
+//! what they carry; here they are made, by a process without any code of NVIDIA's.
+//!
+//! | module | what |
+//! |---|---|
+//! | [`server`], `session` | connections of programs, one thread each |
+//! | `files` | open device files: a program holds the other end of a socket pair instead |
+//! | `call`, `check` | a call: the walk, the checks, the call itself, what is remembered and restored |
+//! | `objects` | clients and objects that programs created, and what memory they use |
+//! | `convert` | memory of the driver that a program maps comes from the program's slice |
+//! | `slice` | memory that a program shares with its devices |
+//! | `events` | hang-ups and events of files |
+//! | [`device`] | the device files themselves |
+//! | [`confine`] | the system calls and files that remain |
+//! | [`record`] | the structure of calls, without contents |
+//!
+//! Nothing that a program says is believed: sizes come from the tables of `nvidia-abi`, a file or client counts only
+//! where the program has its file, an address is an offset in its own slice.
+
+mod call;
+mod check;
+pub mod confine;
+mod convert;
+pub mod device;
+mod events;
+mod files;
+mod objects;
+pub mod record;
+pub mod server;
+mod session;
+mod slice;
+#[cfg(feature = "test-support")]
+pub mod stand_in;

@@ -1,0 +1,229 @@
+//! Clients and objects that programs created.
+
+use std::{collections::HashMap, sync::Arc};
+
+use crate::slice::Slice;
+
+/// The most objects of a client.
+const MOST_OBJECTS: usize = 1 << 16;
+/// The most clients of all programs.
+const MOST_CLIENTS: usize = 1 << 12;
+
+/// Pages of a slice behind an object.
+#[derive(Clone)]
+pub struct Pages {
+    /// The slice.
+    pub slice: Arc<Slice>,
+    /// Where they begin.
+    pub offset: u64,
+    /// How many bytes.
+    pub length: u64,
+    /// Whether the worker took them, and gives them back when the object is gone.
+    pub is_ours: bool,
+}
+
+impl Pages {
+    /// The driver does not use them any longer.
+    pub fn release(self) {
+        if self.is_ours {
+            self.slice.give(self.offset);
+        }
+    }
+}
+
+/// An object.
+pub struct Object {
+    /// The object that contains it.
+    pub parent: u32,
+    /// Its class. 0: it was imported.
+    pub class: u32,
+    /// Its size in bytes, where it is memory.
+    pub size: u64,
+    /// Whether no call has used it so far.
+    pub is_fresh: bool,
+    /// The pages behind it.
+    pub pages: Option<Pages>,
+}
+
+/// How a program sees a mapping that it asked for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Mapped {
+    /// The object.
+    pub object: u32,
+    /// The driver's address. `None`: pages of the slice, of which the driver knows no mapping.
+    pub address: Option<u64>,
+}
+
+/// A root client.
+pub struct Client {
+    /// The number of the control file that it lives and dies with.
+    pub file: u32,
+    objects: HashMap<u32, Object>,
+    /// Mappings, by the number that the program has for each.
+    pub mapped: HashMap<u64, Mapped>,
+}
+
+impl Client {
+    /// An object.
+    pub fn object(&mut self, handle: u32) -> Option<&mut Object> {
+        self.objects.get_mut(&handle)
+    }
+
+    /// A handle that no object has.
+    pub fn free_handle(&self) -> Option<u32> {
+        (0xc0de_0001..=0xc0de_ffff).find(|handle| !self.objects.contains_key(handle))
+    }
+
+    /// The first object of a class.
+    pub fn of_class(&self, class: u32) -> Option<u32> {
+        let mut of_class = self
+            .objects
+            .iter()
+            .filter(|(_, object)| object.class == class);
+        of_class.next().map(|(handle, _)| *handle)
+    }
+}
+
+/// All clients.
+#[derive(Default)]
+pub struct Objects {
+    clients: HashMap<u32, Client>,
+}
+
+impl Objects {
+    /// A client.
+    pub fn client(&mut self, handle: u32) -> Option<&mut Client> {
+        self.clients.get_mut(&handle)
+    }
+
+    /// Whether there is room for another object of a client, or for another client.
+    pub fn has_room(&self, client: u32) -> bool {
+        match self.clients.get(&client) {
+            Some(client) => {
+                client.objects.len() < MOST_OBJECTS && client.mapped.len() < MOST_OBJECTS
+            }
+            None => self.clients.len() < MOST_CLIENTS,
+        }
+    }
+
+    /// A new client on this control file.
+    pub fn add_client(&mut self, handle: u32, file: u32) {
+        let client = Client {
+            file,
+            objects: HashMap::new(),
+            mapped: HashMap::new(),
+        };
+        self.clients.insert(handle, client);
+    }
+
+    /// A new object. One that had the same handle is gone.
+    pub fn add(&mut self, client: u32, handle: u32, object: Object) -> Vec<Pages> {
+        let gone = self.remove(client, handle);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.objects.insert(handle, object);
+        }
+        gone
+    }
+
+    /// An object and all that it contains, or a client with all of its objects, is gone: what pages they had.
+    pub fn remove(&mut self, client: u32, handle: u32) -> Vec<Pages> {
+        let mut pages = Vec::new();
+        if client == handle {
+            let client = self.clients.remove(&client);
+            let objects = client
+                .into_iter()
+                .flat_map(|client| client.objects.into_values());
+            pages.extend(objects.filter_map(|object| object.pages));
+            return pages;
+        }
+        let Some(client) = self.clients.get_mut(&client) else {
+            return pages;
+        };
+        let mut parts = HashMap::<u32, Vec<u32>>::new();
+        for (part, object) in &client.objects {
+            parts.entry(object.parent).or_default().push(*part);
+        }
+        let mut gone = vec![handle];
+        while let Some(handle) = gone.pop() {
+            if let Some(object) = client.objects.remove(&handle) {
+                pages.extend(object.pages);
+                gone.extend(parts.remove(&handle).into_iter().flatten());
+            }
+        }
+        let objects = &client.objects;
+        client
+            .mapped
+            .retain(|_, mapped| objects.contains_key(&mapped.object));
+        pages
+    }
+
+    /// A control file is closed, and its clients are gone with it: what pages they had.
+    pub fn remove_file(&mut self, file: u32) -> Vec<Pages> {
+        let clients = self
+            .clients
+            .iter()
+            .filter(|(_, client)| client.file == file);
+        let clients: Vec<u32> = clients.map(|(handle, _)| *handle).collect();
+        clients
+            .into_iter()
+            .flat_map(|client| self.remove(client, client))
+            .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn object(parent: u32) -> Object {
+        Object {
+            parent,
+            class: 0x2080,
+            size: 0,
+            is_fresh: true,
+            pages: None,
+        }
+    }
+
+    #[test]
+    fn what_an_object_contains_goes_with_it() {
+        let mut objects = Objects::default();
+        objects.add_client(1, 7);
+        for (handle, parent) in [(10, 1), (11, 10), (12, 11), (20, 1), (13, 13)] {
+            objects.add(1, handle, object(parent));
+        }
+        objects.remove(1, 10);
+        let client = objects.client(1).expect("it is there");
+        let left = [10, 11, 12, 13, 20].map(|handle| client.object(handle).is_some());
+        assert_eq!(left, [false, false, false, true, true]);
+        // An object that says that it contains itself ends the walk all the same.
+        objects.remove(1, 13);
+    }
+
+    #[test]
+    fn a_closed_file_takes_its_clients_and_their_pages_along() {
+        let slice = Arc::new(Slice::new(1 << 20).expect("there is memory"));
+        let mut objects = Objects::default();
+        objects.add_client(1, 7);
+        objects.add_client(2, 8);
+        let offset = slice.take(1 << 20).expect("there is room");
+        let pages = Pages {
+            slice: slice.clone(),
+            offset,
+            length: 1 << 20,
+            is_ours: true,
+        };
+        objects.add(
+            1,
+            10,
+            Object {
+                pages: Some(pages),
+                ..object(1)
+            },
+        );
+        let gone = objects.remove_file(7);
+        assert!(objects.client(1).is_none() && objects.client(2).is_some());
+        gone.into_iter().for_each(Pages::release);
+        assert_eq!(slice.take(1 << 20), Some(0));
+    }
+}

@@ -1,0 +1,352 @@
+//! A program's connection.
+
+use std::{
+    collections::HashSet,
+    io::{self, IoSlice, IoSliceMut},
+    mem::MaybeUninit,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::Arc,
+};
+
+use base::Unpoisoned;
+use nvidia_abi::wire::{Answer, HEADER, MOST, Operation, Request, VERSION};
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+
+use crate::{
+    device::Node,
+    files::{OpenFile, View},
+    server::Worker,
+    slice::Slice,
+};
+
+/// The most files of a program.
+const MOST_FILES: usize = 1 << 10;
+
+/// A failed request: an error number.
+pub type Errno = i32;
+
+/// What a program sees.
+pub struct Session {
+    worker: Arc<Worker>,
+    slice: Arc<Slice>,
+    /// Numbers of the files that it may use.
+    files: HashSet<u32>,
+    is_greeted: bool,
+}
+
+/// An answer with what comes along.
+#[derive(Default)]
+struct Reply {
+    answer: Answer,
+    file: Option<Along>,
+}
+
+/// A file that comes along with an answer.
+enum Along {
+    /// A new one.
+    Owned(OwnedFd),
+    /// The slice's.
+    Slice(Arc<Slice>),
+    /// A device file's.
+    Device(Arc<OpenFile>),
+}
+
+impl AsFd for Along {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        match self {
+            Self::Owned(file) => file.as_fd(),
+            Self::Slice(slice) => slice.as_fd(),
+            Self::Device(file) => file.device(),
+        }
+    }
+}
+
+impl Session {
+    /// Serves a program until it disconnects. Its files stay open while somebody has their sockets.
+    pub fn serve(worker: &Arc<Worker>, connection: &OwnedFd) -> io::Result<()> {
+        let slice = Arc::new(Slice::new(worker.slice_length)?);
+        let mut session = Self {
+            worker: worker.clone(),
+            slice,
+            files: HashSet::new(),
+            is_greeted: false,
+        };
+        let mut packet = vec![0; HEADER + MOST];
+        let mut bytes = Vec::with_capacity(MOST);
+        loop {
+            let (length, files) = receive(connection, &mut packet)?;
+            if length == 0 {
+                return Ok(());
+            }
+            let malformed = || io::Error::from(io::ErrorKind::InvalidData);
+            let (request, follow) =
+                Request::from_packet(&packet[..length]).ok_or_else(malformed)?;
+            bytes.clear();
+            bytes.extend_from_slice(follow);
+            let result = session.answer(request, &mut bytes, &files);
+            let mut reply = result.unwrap_or_else(|error| {
+                bytes.clear();
+                Reply {
+                    answer: Answer {
+                        result: -error,
+                        ..Answer::default()
+                    },
+                    file: None,
+                }
+            });
+            // At most MOST.
+            reply.answer.length = bytes.len() as u32;
+            send(
+                connection,
+                reply.answer,
+                &bytes,
+                reply.file.as_ref().map(Along::as_fd),
+            )?;
+        }
+    }
+
+    /// The worker.
+    pub fn worker(&self) -> &Worker {
+        &self.worker
+    }
+
+    /// The program's slice.
+    pub fn slice(&self) -> &Arc<Slice> {
+        &self.slice
+    }
+
+    /// Whether the program may use a file.
+    pub fn has(&self, number: u32) -> bool {
+        self.files.contains(&number)
+    }
+
+    /// A file that the program may use.
+    pub fn file(&self, number: u32) -> Option<Arc<OpenFile>> {
+        let file = self
+            .has(number)
+            .then(|| self.worker.files.lock_unpoisoned().get(number));
+        file.flatten()
+    }
+
+    /// Answers a request, whose bytes are replaced by the answer's.
+    fn answer(
+        &mut self,
+        request: Request,
+        bytes: &mut Vec<u8>,
+        files: &[OwnedFd],
+    ) -> Result<Reply, Errno> {
+        if self.is_greeted == (request.operation == Operation::Hello) {
+            return Err(libc::EPROTO);
+        }
+        match request.operation {
+            Operation::Hello => {
+                if request.a != VERSION.into() {
+                    return Err(libc::EPROTONOSUPPORT);
+                }
+                self.is_greeted = true;
+                bytes.clear();
+                bytes.extend_from_slice(self.worker.version.as_bytes());
+                let answer = Answer {
+                    a: self.slice.length(),
+                    ..Answer::default()
+                };
+                Ok(Reply {
+                    answer,
+                    file: Some(Along::Slice(self.slice.clone())),
+                })
+            }
+            Operation::Open => self.open(bytes),
+            Operation::Stat => {
+                let node = Node::of_path(bytes).ok_or(libc::ENOENT)?;
+                let attributes = self.worker.device.attributes(node).map_err(errno)?;
+                bytes.clear();
+                Ok(words(attributes.device, attributes.mode.into()))
+            }
+            Operation::Identify => {
+                let [end] = files else {
+                    return Err(libc::EINVAL);
+                };
+                let file = self.worker.files.lock_unpoisoned().of_end(end);
+                bytes.clear();
+                bytes.extend_from_slice(&file.ok_or(libc::ENOTTY)?.token);
+                Ok(Reply::default())
+            }
+            Operation::Adopt => {
+                let file = self.worker.files.lock_unpoisoned().of_token(bytes);
+                let file = file.ok_or(libc::EBADF)?;
+                self.note_file(file.number)?;
+                bytes.clear();
+                Ok(words(file.number.into(), file.node.kind().number()))
+            }
+            Operation::Call => {
+                let file = self.file(request.file).ok_or(libc::EBADF)?;
+                let command = u32::try_from(request.b).map_err(|_| libc::EINVAL)?;
+                let result = self.call(&file, command, request.a, bytes)?;
+                Ok(Reply {
+                    answer: Answer {
+                        result,
+                        ..Answer::default()
+                    },
+                    file: None,
+                })
+            }
+            Operation::Map => {
+                let file = self.file(request.file).ok_or(libc::EBADF)?;
+                bytes.clear();
+                self.view(&file, request.a, request.b)
+            }
+            Operation::Pages => {
+                bytes.clear();
+                let offset = self.slice.take(request.a).ok_or(libc::ENOMEM)?;
+                Ok(words(offset, 0))
+            }
+            Operation::Return => {
+                bytes.clear();
+                self.slice.give(request.a);
+                Ok(Reply::default())
+            }
+        }
+    }
+
+    fn open(&mut self, bytes: &mut Vec<u8>) -> Result<Reply, Errno> {
+        let node = Node::of_path(bytes).ok_or(libc::ENOENT)?;
+        let device = self.worker.device.open(node).map_err(errno)?;
+        let mut files = self.worker.files.lock_unpoisoned();
+        let (file, program) = files.add(node, device).map_err(errno)?;
+        drop(files);
+        let noted = self.note_file(file.number);
+        if let Err(error) = noted.and_then(|()| self.worker.events.watch_end(&file).map_err(errno))
+        {
+            self.worker.close(file.number);
+            return Err(error);
+        }
+        if let Some(record) = &self.worker.record {
+            record.open(&file);
+        }
+        bytes.clear();
+        bytes.extend_from_slice(&file.token);
+        let reply = words(file.number.into(), node.kind().number());
+        Ok(Reply {
+            file: Some(Along::Owned(program)),
+            ..reply
+        })
+    }
+
+    fn note_file(&mut self, number: u32) -> Result<(), Errno> {
+        if self.files.len() >= MOST_FILES {
+            let files = self.worker.files.lock_unpoisoned();
+            self.files.retain(|number| files.get(*number).is_some());
+        }
+        if self.files.len() >= MOST_FILES {
+            return Err(libc::EMFILE);
+        }
+        self.files.insert(number);
+        Ok(())
+    }
+
+    /// Where the program maps a file from.
+    fn view(&self, file: &Arc<OpenFile>, offset: u64, length: u64) -> Result<Reply, Errno> {
+        let left = file.left();
+        let pool = left.pools.iter().find(|pool| pool.base == offset);
+        let (view, offset) = match (pool, &left.view) {
+            (Some(pool), _) => {
+                let pages = &pool.pages;
+                (
+                    View::Slice(pages.slice.clone(), pages.offset, pages.length),
+                    0,
+                )
+            }
+            (None, Some(view)) => (view.clone(), offset),
+            // Managed memory is not carried.
+            (None, None) => return Err(libc::ENOMEM),
+        };
+        let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
+        let (View::Slice(_, _, most) | View::Device(most)) = &view;
+        if length == 0 || end > most.checked_next_multiple_of(4096).ok_or(libc::EINVAL)? {
+            return Err(libc::EINVAL);
+        }
+        match view {
+            // Pages of another program's slice are not shown.
+            View::Slice(slice, start, _) if Arc::ptr_eq(&slice, &self.slice) => {
+                Ok(words(0, start + offset))
+            }
+            View::Slice(..) => Err(libc::EACCES),
+            View::Device(_) => Ok(Reply {
+                file: Some(Along::Device(file.clone())),
+                ..words(1, 0)
+            }),
+        }
+    }
+}
+
+fn words(a: u64, b: u64) -> Reply {
+    Reply {
+        answer: Answer {
+            a,
+            b,
+            ..Answer::default()
+        },
+        file: None,
+    }
+}
+
+/// The number of an error of the system.
+#[expect(clippy::needless_pass_by_value, reason = "for map_err")]
+pub fn errno(error: io::Error) -> Errno {
+    error.raw_os_error().unwrap_or(libc::EIO)
+}
+
+fn receive(connection: &OwnedFd, packet: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let received = loop {
+        let mut vectors = [IoSliceMut::new(packet)];
+        match recvmsg(
+            connection,
+            &mut vectors,
+            &mut ancillary,
+            RecvFlags::CMSG_CLOEXEC,
+        ) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => break result?,
+        }
+    };
+    let mut files = Vec::new();
+    for message in ancillary.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            files.extend(rights);
+        }
+    }
+    if received
+        .flags
+        .intersects(ReturnFlags::TRUNC | ReturnFlags::CTRUNC)
+    {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    Ok((received.bytes, files))
+}
+
+fn send(
+    connection: &OwnedFd,
+    answer: Answer,
+    bytes: &[u8],
+    file: Option<BorrowedFd<'_>>,
+) -> io::Result<()> {
+    let header = answer.to_bytes();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    if let Some(file) = &file {
+        // The space is for one file.
+        ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(file)));
+    }
+    let vectors = [IoSlice::new(&header), IoSlice::new(bytes)];
+    loop {
+        match sendmsg(connection, &vectors, &mut ancillary, SendFlags::NOSIGNAL) {
+            Err(rustix::io::Errno::INTR) => {}
+            result => return Ok(result.map(|_| ())?),
+        }
+    }
+}

@@ -1,0 +1,180 @@
+//! Device files of no hardware: they keep clients, objects and descriptor memory as the driver does, and look at the
+//! memory that calls point to.
+
+use std::{
+    collections::HashMap,
+    fs::File,
+    io::{self, Write},
+    os::fd::{BorrowedFd, FromRawFd, OwnedFd},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use crate::device::{Attributes, Device, Node};
+
+/// What has happened.
+#[derive(Default)]
+pub struct State {
+    next: u32,
+    /// Classes of objects, by client and handle.
+    pub objects: HashMap<(u32, u32), u32>,
+    /// Types of share policies that reached the driver.
+    pub share_types: Vec<u16>,
+    /// Ranges of unified memory: commands and their first words.
+    pub ranges: Vec<(u32, u64)>,
+    /// The doorbell's file.
+    pub doorbell: Option<File>,
+}
+
+/// The device files.
+#[derive(Clone, Default)]
+pub struct StandIn(pub Arc<Mutex<State>>);
+
+/// The address that the driver has for a mapping.
+pub const MAPPED: u64 = 0xffff_8880_1234_5000;
+/// What the device adds to the first word of descriptor memory, into the second.
+pub const ADDED: u64 = 1;
+
+unsafe fn word(block: *mut u8, at: usize) -> u32 {
+    // SAFETY: the caller's.
+    unsafe { block.add(at).cast::<u32>().read_unaligned() }
+}
+
+unsafe fn long(block: *mut u8, at: usize) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { block.add(at).cast::<u64>().read_unaligned() }
+}
+
+unsafe fn put(block: *mut u8, at: usize, value: u32) {
+    // SAFETY: the caller's.
+    unsafe { block.add(at).cast::<u32>().write_unaligned(value) }
+}
+
+unsafe fn put_long(block: *mut u8, at: usize, value: u64) {
+    // SAFETY: the caller's.
+    unsafe { block.add(at).cast::<u64>().write_unaligned(value) }
+}
+
+impl Device for StandIn {
+    fn version(&self) -> io::Result<String> {
+        Ok("580.159.04".to_owned())
+    }
+
+    fn open(&self, node: Node) -> io::Result<OwnedFd> {
+        // SAFETY: calls without pointers but a valid name; the descriptor is new.
+        unsafe {
+            let file = match node {
+                Node::Gpu(0) => libc::memfd_create(c"doorbell".as_ptr(), libc::MFD_CLOEXEC),
+                Node::Gpu(_) => return Err(io::Error::from_raw_os_error(libc::ENXIO)),
+                Node::Control | Node::Uvm => {
+                    libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)
+                }
+            };
+            if let Node::Gpu(_) = node {
+                assert_eq!(libc::ftruncate(file, 0x10000), 0);
+            }
+            Ok(OwnedFd::from_raw_fd(file))
+        }
+    }
+
+    fn attributes(&self, node: Node) -> io::Result<Attributes> {
+        let minor = match node {
+            Node::Gpu(0) => 0,
+            Node::Gpu(_) => return Err(io::Error::from_raw_os_error(libc::ENOENT)),
+            Node::Control => 255,
+            Node::Uvm => 1,
+        };
+        Ok(Attributes {
+            device: libc::makedev(195, minor),
+            mode: libc::S_IFCHR | 0o666,
+        })
+    }
+
+    unsafe fn call(&self, _: BorrowedFd<'_>, command: u32, block: *mut u8) -> io::Result<i32> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // SAFETY: the worker has checked the block and what it points to.
+        unsafe {
+            if command >> 8 & 0xff != u32::from(b'F') {
+                if !block.is_null() {
+                    state.ranges.push((command, long(block, 0)));
+                }
+                return Ok(0);
+            }
+            match command & 0xff {
+                0x27 => {
+                    let key = (word(block, 0), word(block, 8));
+                    let (address, length) = (long(block, 24) as *mut u64, long(block, 32) + 1);
+                    // All of it can be read.
+                    let words = (0..length / 8).map(|at| address.add(at as usize).read_volatile());
+                    std::hint::black_box(words.fold(0, u64::wrapping_add));
+                    if length >= 16 {
+                        let sum = address.read_volatile().wrapping_add(ADDED);
+                        address.add(1).write_volatile(sum);
+                    }
+                    state.objects.insert(key, 0x71);
+                }
+                0x29 => {
+                    let (client, handle) = (word(block, 0), word(block, 8));
+                    if client == handle {
+                        state.objects.retain(|key, _| key.0 != client);
+                    } else if state.objects.remove(&(client, handle)).is_none() {
+                        put(block, 12, 0x57);
+                    }
+                }
+                0x2a => {
+                    let parameters = long(block, 16) as *mut u8;
+                    match word(block, 8) {
+                        _ if parameters.is_null() => put(block, 28, 0x1f),
+                        0xd04 => state.share_types.push(word(parameters, 8) as u16),
+                        0x101 => {
+                            for at in [8, 16, 24] {
+                                let text = long(parameters, at) as *mut u8;
+                                if !text.is_null() {
+                                    text.write_bytes(b'v', word(parameters, 0) as usize);
+                                }
+                            }
+                        }
+                        0x2080_018d => {
+                            put(parameters, 8, 1);
+                            put(parameters, 12, std::process::id());
+                        }
+                        _ => {}
+                    }
+                }
+                0x2b => {
+                    let class = word(block, 12);
+                    assert!(class != 0x3e, "system memory is descriptor memory");
+                    if class == 0x41 {
+                        state.next += 1;
+                        let client = 0xc1d0_0000 + state.next;
+                        put(block, 8, client);
+                        state.objects.insert((client, client), class);
+                    } else {
+                        state
+                            .objects
+                            .insert((word(block, 0), word(block, 8)), class);
+                    }
+                }
+                0x4e => {
+                    put_long(block, 32, MAPPED);
+                    // The file in the block is one of this process.
+                    let target =
+                        libc::fcntl(word(block, 48).cast_signed(), libc::F_DUPFD_CLOEXEC, 0);
+                    assert!(target >= 0, "a descriptor of this process");
+                    state.doorbell = Some(File::from_raw_fd(target));
+                }
+                0x4f => assert_eq!(long(block, 16), MAPPED),
+                206 => {
+                    let target = word(block, 8).cast_signed();
+                    let target = libc::fcntl(target, libc::F_DUPFD_CLOEXEC, 0);
+                    if target < 0 {
+                        put(block, 12, 0x1f);
+                    } else {
+                        File::from_raw_fd(target).write_all(&1u64.to_ne_bytes())?;
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(0)
+    }
+}
