@@ -207,6 +207,9 @@ fn request(input: &mut Input) -> Request {
         },
         11 => Request::Unbind { channel },
         12 => Request::Sync { number: 7 },
+        13 => Request::Hold {
+            held: input.u8() % 2 == 0,
+        },
         _ => {
             let entry = GpEntry {
                 address: u64::from(input.u16()) * 256,

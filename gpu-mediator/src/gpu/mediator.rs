@@ -121,6 +121,8 @@ struct Vm {
     events: VecDeque<Event>,
     /// Whether tables have changed since the last TLB flush.
     dirty: bool,
+    /// It is paused: none of its channels runs.
+    held: bool,
     figures: Figures,
 }
 
@@ -146,9 +148,36 @@ pub struct Figures {
 }
 
 impl Vm {
+    /// Whether something of it can run.
     fn is_active(&self) -> bool {
+        !self.held && self.has_work()
+    }
+
+    fn has_work(&self) -> bool {
         let mut channels = self.channels.values();
         channels.any(|channel| channel.is_flying() || channel.has_queued())
+    }
+
+    /// Stops the work of its channels where it is.
+    fn stop(&mut self, gpu: &mut Physical) -> Result<(), Failure> {
+        for channel in self.channels.values_mut() {
+            if let Some(physical) = channel.physical.filter(|_| channel.runs()) {
+                channel.frozen = true;
+                self.figures.stopped += 1;
+                gpu.stop(physical)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Flushes the GPU's translations if tables have changed.
+    fn flush(&mut self, gpu: &mut Physical) -> Result<(), Failure> {
+        if self.dirty || self.spaces.quota.awaits_flush() {
+            gpu.flush()?;
+            self.dirty = false;
+            self.spaces.quota.flushed();
+        }
+        Ok(())
     }
 
     fn is_flying(&self) -> bool {
@@ -330,6 +359,7 @@ impl Mediator {
             most: channels,
             events: VecDeque::new(),
             dirty: false,
+            held: false,
             figures: Figures::default(),
         };
         self.vms.insert(id, vm);
@@ -557,16 +587,22 @@ impl Mediator {
                 if !bound.ended && !bound.queue(entries) {
                     return Err(Error::Full(channel));
                 }
-                if bound.has_queued() {
+                if bound.has_queued() && !vm.held {
                     self.scheduler.want(ClientId(id), now);
                 }
             }
             Request::Sync { number } => {
-                if vm.dirty {
-                    self.gpu.flush()?;
-                    vm.dirty = false;
-                }
+                vm.flush(&mut self.gpu)?;
                 vm.events.push_back(Event::Synced { number });
+            }
+            Request::Hold { held } => {
+                vm.held = held;
+                if held {
+                    // Its turn ends when the clock is looked at next: it is no longer active.
+                    vm.stop(&mut self.gpu)?;
+                } else if vm.has_work() {
+                    self.scheduler.want(ClientId(id), now);
+                }
             }
         }
         Ok(())
@@ -827,13 +863,7 @@ impl Mediator {
         if vm.is_flying() && turn.overtime(now) < self.lengths.grace && active {
             return Ok(false);
         }
-        for channel in vm.channels.values_mut() {
-            if let Some(physical) = channel.physical.filter(|_| channel.runs()) {
-                channel.frozen = true;
-                vm.figures.stopped += 1;
-                self.gpu.stop(physical)?;
-            }
-        }
+        vm.stop(&mut self.gpu)?;
         let held = self.scheduler.held(now);
         self.scheduler.charge(held, 0, now);
         self.scheduler.done(now);

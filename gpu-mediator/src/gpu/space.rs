@@ -104,10 +104,15 @@ impl Wanted {
 }
 
 /// The pages of the mediator's memory that belong to a VM. They form one range, so no other VM has any between them.
+///
+/// The GPU may keep translations that were read from a page until it flushes them. A page that is reused before that,
+/// for memory that engines write, would be a page table that the guest writes. So freed pages wait for a flush.
 #[derive(Debug)]
 pub struct Quota {
     first: PhysPage,
     pages: Pages,
+    /// Pages that were freed since the last flush.
+    freed: Vec<(PhysPage, u32)>,
     used: u32,
     limit: u32,
 }
@@ -118,6 +123,7 @@ impl Quota {
         Self {
             first,
             pages: Pages::new(first.0, limit),
+            freed: Vec::new(),
             used: 0,
             limit,
         }
@@ -159,10 +165,22 @@ impl Quota {
         (self.first, self.limit)
     }
 
-    /// Frees pages.
+    /// Frees pages. They are allocated again only after a flush.
     pub fn give(&mut self, first: PhysPage, count: u32) {
-        self.pages.give(first.0, count);
+        self.freed.push((first, count));
         self.used -= count;
+    }
+
+    /// Whether freed pages wait for a flush.
+    pub fn awaits_flush(&self) -> bool {
+        !self.freed.is_empty()
+    }
+
+    /// The GPU has flushed its translations since the last page was freed.
+    pub fn flushed(&mut self) {
+        for (first, count) in self.freed.drain(..) {
+            self.pages.give(first.0, count);
+        }
     }
 }
 

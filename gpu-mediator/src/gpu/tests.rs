@@ -841,3 +841,40 @@ fn whoever_asks_is_shown_what_has_been_used_of_a_turn_that_is_not_over() {
     let clients = mediator.clients(start + time);
     assert_eq!(u128::from(clients[0].device_time), time.as_nanos());
 }
+
+#[test]
+fn a_freed_page_is_allocated_again_only_after_a_flush() {
+    let mut reserve = memory::Reserve::new(MIB).expect("there is memory");
+    let first = reserve.take(64, 1).expect("it is free");
+    let mut quota = space::Quota::new(first, 64);
+    let page = quota.take(&mut reserve, 40, 1).expect("it is free");
+    quota.give(page, 40);
+    assert!(quota.awaits_flush());
+    let other = quota.take(&mut reserve, 20, 1).expect("it is free");
+    assert!(other.0 >= page.0 + 40, "{other:?}");
+    assert!(!quota.fits(&[space::table(Size::Small)]));
+    quota.give(other, 20);
+    quota.flushed();
+    assert!(quota.fits(&[space::table(Size::Small)]));
+    assert_eq!(quota.take(&mut reserve, 40, 1).expect("it is free"), page);
+}
+
+#[test]
+fn tables_that_come_and_go_end_no_space_for_want_of_a_flush() {
+    let mut mediator = gpu("come-and-go", Name::Fair, Duration::from_secs(5));
+    let guest = Guest::bare(&mut mediator);
+    for round in 0..100 {
+        for table in 10..15 {
+            let size = Size::Small;
+            let space = 1;
+            let request = Request::Table { table, size, space };
+            guest.ask(&mut mediator, request).expect("it is new");
+        }
+        for table in 10..15 {
+            let request = Request::TableGone { table };
+            guest.ask(&mut mediator, request).expect("it exists");
+        }
+        let figures = mediator.figures(guest.id).expect("it is there");
+        assert_eq!(figures.spaces_ended, 0, "in round {round}");
+    }
+}

@@ -14,7 +14,7 @@ use gf100::format::{Gfn, PAGE_NUMBER_BITS, Target, VramPage};
 /// Maximum size of a message in bytes.
 pub const MOST: usize = 32 << 10;
 /// Version of this protocol.
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Maximum number of runs in a message.
 pub const MOST_RUNS: usize = 1024;
 /// Maximum number of ring entries in a submission.
@@ -160,6 +160,12 @@ pub enum Request {
     Sync {
         /// Returned in [`Event::Synced`].
         number: u32,
+    },
+    /// Stops the work of all channels where it is, because the VM is paused, or lets it continue.
+    /// Submissions wait meanwhile, and the time limit does not run.
+    Hold {
+        /// Whether the VM is paused.
+        held: bool,
     },
 }
 
@@ -485,6 +491,9 @@ impl Request {
                 }
             }
             13 => Self::Sync { number },
+            15 => Self::Hold {
+                held: below("a hold", number, 2)? == 1,
+            },
             14 => Self::Engines {
                 channel: channel(number)?,
                 engines: engines(&mut reader)?,
@@ -593,6 +602,7 @@ impl Request {
                 message
             }
             Self::Sync { number } => start(13, *number),
+            Self::Hold { held } => start(15, u32::from(*held)),
         }
     }
 }

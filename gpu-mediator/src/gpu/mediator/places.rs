@@ -45,10 +45,7 @@ impl Mediator {
         let Some(vm) = self.vms.get_mut(&turn.vm) else {
             return Ok(());
         };
-        if vm.dirty {
-            self.gpu.flush()?;
-            vm.dirty = false;
-        }
+        vm.flush(&mut self.gpu)?;
         let channels = vm.channels.iter();
         let needy = channels.filter(|(_, channel)| channel.needs_place());
         let mut needy: Vec<_> = needy
@@ -176,6 +173,10 @@ impl Mediator {
         asker: Option<u32>,
         wanted: &[Wanted],
     ) -> Result<(), Failure> {
+        if !vm.spaces.quota.fits(wanted) {
+            // Pages that were freed may be enough.
+            vm.flush(&mut self.gpu)?;
+        }
         while !vm.spaces.quota.fits(wanted) {
             let Some(space) = vm.spaces.victim(asker, wanted) else {
                 break;
@@ -210,7 +211,7 @@ impl Mediator {
         self.write_list()?;
         vm.spaces.end(space);
         // Nothing of it runs any more. Its memory is not reused before this.
-        self.gpu.flush()?;
+        vm.flush(&mut self.gpu)?;
         vm.figures.spaces_ended += 1;
         warn!(
             "virtual machine {id} needs more than {} pages for page tables: its space {space} ends",
