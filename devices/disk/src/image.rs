@@ -4,7 +4,10 @@ use std::{
     fmt,
     fs::{File, OpenOptions},
     io::{self, Read, Seek, SeekFrom},
-    os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+    },
     path::{Path, PathBuf},
     sync::{Arc, Once},
 };
@@ -157,18 +160,48 @@ pub enum DiskError {
         /// The image.
         path: PathBuf,
     },
-    /// An unsupported format: VHD, VHDX, VMDK.
+    /// An unsupported format, such as VHD or VDI, or a compressed file.
     #[error(
-        "the disk image {path} is {format}, which is not supported; `qemu-img convert -O raw` \
-         makes a raw image of it{}", if *.detected { ", or state image_type=raw if it is one" } else { "" }
+        "the disk image {path} is {format}, which is not supported; `{remedy}` makes a raw image \
+         of it{}", if *.detected { ", or state image_type=raw if it is one" } else { "" }
     )]
     Unsupported {
         /// The image.
         path: PathBuf,
         /// Its format.
         format: &'static str,
+        /// The command that converts it.
+        remedy: &'static str,
         /// The format was detected, not configured.
         detected: bool,
+    },
+    /// A description of an image in QEMU's syntax, where the path of a file is expected.
+    #[error("{path} is a description of an image for QEMU; give the path of the image itself")]
+    Description {
+        /// The description.
+        path: PathBuf,
+    },
+    /// A qcow2 image that was not closed, or that is marked as corrupt.
+    #[error(
+        "the qcow2 image {path} is marked as {what}; `qemu-img check -r all {path}` repairs it, \
+         then try again"
+    )]
+    Unclean {
+        /// The image.
+        path: PathBuf,
+        /// The mark.
+        what: &'static str,
+    },
+    /// A qcow2 image with a feature that is not supported.
+    #[error(
+        "the qcow2 image {path} has {what}, which is not supported; \
+         `qemu-img convert -O qcow2 {path} NEW` makes an image without it"
+    )]
+    Feature {
+        /// The image.
+        path: PathBuf,
+        /// The feature.
+        what: &'static str,
     },
     /// It was configured as qcow2, but is not.
     #[error("the disk image {path} was stated to be qcow2, but has no qcow2 header")]
@@ -208,6 +241,17 @@ pub enum DiskError {
         /// The image.
         path: PathBuf,
         /// The name of the backing file.
+        backing: String,
+    },
+    /// A backing file that is described in QEMU's syntax.
+    #[error(
+        "the qcow2 image {path} describes its backing file as {backing:?}, which is not supported; \
+         `qemu-img rebase -u -b FILE -F FORMAT {path}` gives the file itself"
+    )]
+    BackingDescription {
+        /// The image.
+        path: PathBuf,
+        /// The description.
         backing: String,
     },
     /// A backing file of unspecified format, which would have to be guessed.
@@ -255,24 +299,105 @@ fn hint(source: &io::Error, direct: bool) -> &'static str {
     }
 }
 
-/// Signatures of formats at the start of an image.
-const SIGNATURES: [(&[u8], &str, ImageType); 4] = [
-    (b"QFI\xfb", "qcow2", ImageType::Qcow2),
-    (b"vhdxfile", "VHDX", ImageType::Vhdx),
-    (b"conectix", "VHD", ImageType::FixedVhd),
-    (b"KDMV", "VMDK", ImageType::Unknown),
-];
-
-/// The format other than raw that an image starting with `head` would be detected as.
-pub(super) fn foreign_format(head: &[u8]) -> Option<&'static str> {
-    signature(head).map(|(name, _)| name)
+/// What a signature says about an image.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Kind {
+    Qcow2,
+    /// Another format of disk images.
+    Foreign,
+    /// A compressed file; the command decompresses it. Guests may write such files to raw disks.
+    Compressed(&'static str),
 }
 
-fn signature(head: &[u8]) -> Option<(&'static str, ImageType)> {
-    SIGNATURES
-        .iter()
-        .find(|(magic, ..)| head.starts_with(magic))
-        .map(|(_, name, image_type)| (*name, *image_type))
+/// The bytes by which a format is recognized.
+struct Signature {
+    /// Offset of the bytes from the start of the image.
+    offset: usize,
+    magic: &'static [u8],
+    name: &'static str,
+    kind: Kind,
+}
+
+impl Signature {
+    const fn new(offset: usize, magic: &'static [u8], name: &'static str, kind: Kind) -> Self {
+        Self {
+            offset,
+            magic,
+            name,
+            kind,
+        }
+    }
+
+    /// The command that makes a raw image of it.
+    fn remedy(&self) -> &'static str {
+        match self.kind {
+            Kind::Compressed(command) => command,
+            Kind::Qcow2 | Kind::Foreign => CONVERT,
+        }
+    }
+}
+
+const CONVERT: &str = "qemu-img convert -O raw";
+
+/// Signatures of formats that raw images are not taken for.
+const SIGNATURES: [Signature; 15] = [
+    // Version 1, and then versions 2 and 3, of QEMU's format.
+    Signature::new(0, b"QFI\xfb\0\0\0\x01", "qcow", Kind::Foreign),
+    Signature::new(0, b"QFI\xfb", "qcow2", Kind::Qcow2),
+    Signature::new(0, b"QED\0", "QED", Kind::Foreign),
+    Signature::new(0, b"vhdxfile", "VHDX", Kind::Foreign),
+    Signature::new(0, b"conectix", VHD, Kind::Foreign),
+    // Sparse, of an ESX host, and a text that names other files.
+    Signature::new(0, b"KDMV", "VMDK", Kind::Foreign),
+    Signature::new(0, b"COWD", "VMDK", Kind::Foreign),
+    Signature::new(0, b"# Disk DescriptorFile", "VMDK", Kind::Foreign),
+    Signature::new(0x40, b"\x7f\x10\xda\xbe", "VDI", Kind::Foreign),
+    Signature::new(0, b"WithoutFreeSpace", "Parallels", Kind::Foreign),
+    Signature::new(0, b"WithouFreSpacExt", "Parallels", Kind::Foreign),
+    Signature::new(
+        0,
+        b"\x1f\x8b\x08",
+        "compressed (gzip)",
+        Kind::Compressed("gunzip"),
+    ),
+    Signature::new(
+        4,
+        b"1AY&SY",
+        "compressed (bzip2)",
+        Kind::Compressed("bunzip2"),
+    ),
+    Signature::new(
+        0,
+        b"\xfd7zXZ\0",
+        "compressed (xz)",
+        Kind::Compressed("unxz"),
+    ),
+    Signature::new(
+        0,
+        b"\x28\xb5\x2f\xfd",
+        "compressed (zstd)",
+        Kind::Compressed("unzstd"),
+    ),
+];
+
+/// The format whose signature may also be at the end.
+const VHD: &str = "VHD";
+
+/// Signature of encrypted disks: the guest decrypts them, so they are raw images for the VMM.
+const LUKS: &[u8] = b"LUKS\xba\xbe";
+
+/// The format other than raw that an image starting with `head` would be opened as, or would be
+/// refused as. Not compressed files: writing one to a disk is no attempt to disguise the disk.
+pub(super) fn foreign_format(head: &[u8]) -> Option<&'static str> {
+    let is_image = |found: &&Signature| !matches!(found.kind, Kind::Compressed(_));
+    signature(head).filter(is_image).map(|found| found.name)
+}
+
+fn signature(head: &[u8]) -> Option<&'static Signature> {
+    SIGNATURES.iter().find(|its| {
+        let there = head.get(its.offset..);
+        there.is_some_and(|there| there.starts_with(its.magic))
+    })
 }
 
 enum Backend {
@@ -576,6 +701,11 @@ fn open_file(options: &DiskOptions, flags: i32) -> Result<File, DiskError> {
         .custom_flags(flags)
         .open(&options.path);
     opened.map_err(|source| match source.raw_os_error() {
+        Some(libc::ENOENT) if options.path.as_os_str().as_bytes().starts_with(b"json:") => {
+            DiskError::Description {
+                path: options.path.clone(),
+            }
+        }
         Some(libc::EISDIR) => DiskError::NotAnImage {
             path: options.path.clone(),
             kind: "a directory",
@@ -596,14 +726,15 @@ fn is_same(one: &File, other: &File) -> io::Result<bool> {
 /// The configured type or, if unknown, the detected one. Refuses unsupported types.
 fn find_type(options: &DiskOptions, file: &mut File) -> Result<ImageType, DiskError> {
     let path = || options.path.clone();
-    let unsupported = |format, detected| DiskError::Unsupported {
+    let stated = |format| DiskError::Unsupported {
         path: path(),
         format,
-        detected,
+        remedy: CONVERT,
+        detected: false,
     };
     match options.image_type {
-        ImageType::FixedVhd => return Err(unsupported("VHD", false)),
-        ImageType::Vhdx => return Err(unsupported("VHDX", false)),
+        ImageType::FixedVhd => return Err(stated(VHD)),
+        ImageType::Vhdx => return Err(stated("VHDX")),
         ImageType::Raw => return Ok(ImageType::Raw),
         ImageType::Qcow2 | ImageType::Unknown => {}
     }
@@ -612,11 +743,26 @@ fn find_type(options: &DiskOptions, file: &mut File) -> Result<ImageType, DiskEr
         action: "read",
         source,
     })?;
-    match signature(&head).or_else(|| signature(&tail).filter(|(name, _)| *name == "VHD")) {
-        Some((_, ImageType::Qcow2)) => Ok(ImageType::Qcow2),
+    let at_end = || signature(&tail).filter(|found| found.name == VHD);
+    match signature(&head).or_else(at_end) {
+        Some(found) if found.kind == Kind::Qcow2 => Ok(ImageType::Qcow2),
+        Some(found) if options.image_type == ImageType::Unknown => Err(DiskError::Unsupported {
+            path: path(),
+            format: found.name,
+            remedy: found.remedy(),
+            detected: true,
+        }),
         _ if options.image_type == ImageType::Qcow2 => Err(DiskError::NotQcow2 { path: path() }),
-        Some((name, _)) => Err(unsupported(name, true)),
-        None => Ok(ImageType::Raw),
+        _ => {
+            if head.starts_with(LUKS) {
+                let path = path();
+                log::info!(
+                    "disk {} is encrypted with LUKS: the guest sees it as it is",
+                    path.display()
+                );
+            }
+            Ok(ImageType::Raw)
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use base::{
     regular_file::{self, Links},
 };
 use imago::{
-    DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, StorageOpenOptions,
+    DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions,
     format::gate::ImplicitOpenGate, qcow2::Qcow2,
 };
 
@@ -19,6 +19,7 @@ use super::{
     io::{Io, Operation},
     lock::{self, LockGranularity},
     pool::Blocking,
+    raw::{discard_mode, fallocate},
 };
 
 /// The storage type for the library.
@@ -34,6 +35,8 @@ const MAX_L1_ENTRIES: u64 = (32 << 20) / 8;
 pub struct Qcow2Image {
     /// Shared by reads and writes; discarding needs exclusive access.
     access: RwLock<FormatAccess<ImageFile>>,
+    /// The image's file.
+    file: File,
     size: u64,
 }
 
@@ -55,6 +58,7 @@ impl Qcow2Image {
             }
         };
         check_complete(path, buffered, file_size)?;
+        let kept = file.try_clone().map_err(inspect("examine"))?;
         let storage_options = StorageOpenOptions::new()
             .filename(path)
             .write(!options.read_only)
@@ -70,6 +74,12 @@ impl Qcow2Image {
             None => image.open_implicit_dependencies_gated(DenyImplicitOpenGate::default()),
             Some(backing) if !options.backing_files => {
                 return Err(DiskError::BackingFile {
+                    path: path.clone(),
+                    backing: backing.clone(),
+                });
+            }
+            Some(backing) if backing.starts_with("json:") => {
+                return Err(DiskError::BackingDescription {
                     path: path.clone(),
                     backing: backing.clone(),
                 });
@@ -90,6 +100,7 @@ impl Qcow2Image {
         Ok(Self {
             size: access.size(),
             access: RwLock::new(access),
+            file: kept,
         })
     }
 
@@ -130,7 +141,38 @@ impl Qcow2Image {
 
     fn discard(&self, io: &Io) -> io::Result<()> {
         let mut access = self.access.write_unpoisoned();
+        self.free(&access, io.offset, io.len)?;
         access.discard_to_zero(io.offset, io.len)
+    }
+
+    /// Frees the host's storage of a range that is about to be discarded. The library would only
+    /// mark its clusters as free. They are still the range's here, so nothing else can be in them;
+    /// those of snapshots and backing files are not writable.
+    fn free(
+        &self,
+        access: &FormatAccess<ImageFile>,
+        mut offset: u64,
+        mut len: u64,
+    ) -> io::Result<()> {
+        while len > 0 {
+            let (mapping, count) = access.get_mapping(offset, len)?;
+            if count == 0 {
+                break;
+            }
+            if let Mapping::Raw {
+                offset: at,
+                writable: true,
+                ..
+            } = mapping
+                && !punch(&self.file, at, count)
+            {
+                // The file system cannot, for this range and all others.
+                break;
+            }
+            offset += count;
+            len -= count;
+        }
+        Ok(())
     }
 
     /// Writes out cached metadata, and flushes everything to stable storage.
@@ -139,6 +181,11 @@ impl Qcow2Image {
         access.flush()?;
         access.sync()
     }
+}
+
+/// Frees a range of a file, which then reads as zeroes. Returns whether the host did so.
+fn punch(file: &File, offset: u64, len: u64) -> bool {
+    fallocate(file, discard_mode(), offset, len).is_ok()
 }
 
 impl Blocking for Qcow2Image {
@@ -217,29 +264,51 @@ fn check_complete(path: &Path, file: &File, file_size: u64) -> Result<(), DiskEr
             size: file_size,
         });
     }
+    let path = path.to_owned();
     match tables.fault {
-        Some(what) => Err(DiskError::Damaged {
-            path: path.to_owned(),
-            what,
-        }),
+        Some(Fault::Damage(what)) => Err(DiskError::Damaged { path, what }),
+        Some(Fault::Mark(what)) => Err(DiskError::Unclean { path, what }),
+        Some(Fault::Feature(what)) => Err(DiskError::Feature { path, what }),
         None => Ok(()),
     }
 }
+
+/// Why a first look at an image is enough to refuse it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Fault {
+    /// An invalid value.
+    Damage(&'static str),
+    /// What QEMU has marked it as.
+    Mark(&'static str),
+    /// A feature that the library does not support.
+    Feature(&'static str),
+}
+
+/// Incompatible features (QEMU's docs/interop/qcow2.rst) because of which an image is refused. The
+/// names of files with its data are handled later.
+const REFUSED_FEATURES: [(u32, Fault); 4] = [
+    (1, Fault::Mark("corrupt")),
+    (0, Fault::Mark("in use or not closed (dirty)")),
+    (3, Fault::Feature("clusters compressed with zstd")),
+    (4, Fault::Feature("extended L2 entries")),
+];
 
 /// Result of a first look at the tables.
 struct Tables {
     /// Offset of the end of the last table in bytes, as far as the tables are readable.
     end: u64,
-    /// An invalid value.
-    fault: Option<&'static str>,
+    /// A reason to refuse the image.
+    fault: Option<Fault>,
 }
 
 impl Tables {
     fn read(file: &File) -> io::Result<Self> {
-        let mut header = [0; 72];
-        if file.read_at(&mut header, 0)? < header.len() {
+        // The features of version 3 follow the fields of version 2.
+        const VERSION_2: usize = 72;
+        let mut header = [0; 80];
+        if file.read_at(&mut header, 0)? < VERSION_2 {
             return Ok(Self {
-                end: header.len() as u64,
+                end: VERSION_2 as u64,
                 fault: None,
             });
         }
@@ -248,12 +317,24 @@ impl Tables {
                 .iter()
                 .fold(0_u64, |value, byte| value << 8 | u64::from(*byte))
         };
-        let damaged = |what| {
+        let refused = |fault| {
             Ok(Self {
                 end: 0,
-                fault: Some(what),
+                fault: Some(fault),
             })
         };
+        let damaged = |what| refused(Fault::Damage(what));
+        let version = number(4, 4);
+        if version > 2 {
+            let features = number(72, 8);
+            let is_set = |(bit, _): &&(u32, Fault)| features & 1 << bit != 0;
+            if let Some((_, fault)) = REFUSED_FEATURES.iter().find(is_set) {
+                return refused(*fault);
+            }
+        }
+        if number(32, 4) != 0 {
+            return refused(Fault::Feature("encryption"));
+        }
         let cluster_bits = number(20, 4);
         // QEMU's limits.
         if !(9..=21).contains(&cluster_bits) {
@@ -271,7 +352,7 @@ impl Tables {
         if !l1_offset.is_multiple_of(cluster) || !refcounts.is_multiple_of(cluster) {
             return damaged("its tables are not aligned");
         }
-        if number(4, 4) > 2 && !has_sound_extensions(file, cluster)? {
+        if version > 2 && !has_sound_extensions(file, cluster)? {
             return damaged("its header extensions are cut short");
         }
         let refcount_end = refcounts.saturating_add(refcount_clusters.saturating_mul(cluster));

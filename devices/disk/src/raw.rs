@@ -34,7 +34,8 @@ pub fn can_fallocate(file: &File, size: u64, mode: i32, block_device: bool) -> b
     }
 }
 
-fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<usize> {
+/// Performs `fallocate(2)` with this mode on a range of bytes.
+pub fn fallocate(file: &File, mode: i32, offset: u64, len: u64) -> io::Result<usize> {
     let (Ok(offset), Ok(len)) = (i64::try_from(offset), i64::try_from(len)) else {
         return Err(io::ErrorKind::InvalidInput.into());
     };

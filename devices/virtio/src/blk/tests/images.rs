@@ -5,7 +5,8 @@ use std::{fs, fs::File, os::fd::AsRawFd, os::fd::FromRawFd, os::unix::fs::FileEx
 use disk::{ImageType, LockGranularity};
 
 use super::{
-    DATA, IN, Image, OUT, Rig, WRITE, WRITE_ZEROES, make_qcow2, new_blk, on_both_engines, pattern,
+    DATA, DISCARD, IN, Image, OUT, Rig, WRITE, WRITE_ZEROES, make_qcow2, new_blk, on_both_engines,
+    pattern,
 };
 use crate::{blk::Options, device::VirtioDevice};
 
@@ -121,6 +122,134 @@ fn unusable_images_are_refused_with_the_reason_and_a_cure() {
     let mut short = image.options();
     short.disk.image_type = ImageType::Qcow2;
     assert!(refused(short).contains("is truncated"));
+}
+
+#[test]
+fn a_discard_of_a_qcow2_image_frees_storage_of_the_host_and_nothing_else() {
+    use std::os::unix::fs::MetadataExt;
+
+    const PIECE: usize = 512 << 10;
+    let image = Image::qcow2(64 << 20);
+    let base = image.path.with_file_name("base.img");
+    fs::write(&base, vec![0x77; 8 << 20]).unwrap();
+    make_qcow2(&image.path, 64 << 20, Some((&base, "raw")));
+    let mut options = image.options();
+    options.disk.backing_files = true;
+    let mut rig = Rig::new(options);
+    let stored = || fs::metadata(&image.path).unwrap().blocks() * 512;
+    rig.fill(DATA, &vec![0x5a; PIECE]);
+    for nth in 0..8 {
+        let (sector, len) = (nth * (PIECE as u64) / 512, PIECE as u32);
+        assert_eq!(rig.request(OUT, sector, (DATA, len, 0)).0, 0);
+    }
+    assert_eq!(rig.flush(), 0);
+    let before = stored();
+    // All but the first and the last sector of the 4 MiB.
+    assert_eq!(rig.range(DISCARD, 1, 8190, 0), 0);
+    assert_eq!(rig.flush(), 0);
+    assert!(stored() + (3 << 20) < before, "{} of {before}", stored());
+    for (sector, byte) in [
+        (0, 0x5a),
+        (1, 0),
+        (4096, 0),
+        (8190, 0),
+        (8191, 0x5a),
+        (8192, 0x77),
+    ] {
+        assert_eq!(rig.request(IN, sector, (DATA, 512, WRITE)).0, 0);
+        assert_eq!(rig.bytes(DATA, 512), [byte; 512], "sector {sector}");
+    }
+    assert_eq!(fs::read(&base).unwrap(), vec![0x77; 8 << 20]);
+}
+
+#[test]
+fn images_of_other_formats_are_never_taken_for_raw_unasked() {
+    let cases: [(usize, &[u8], &str, &str); 11] = [
+        (
+            0,
+            b"QFI\xfb\0\0\0\x01",
+            "is qcow,",
+            "qemu-img convert -O raw",
+        ),
+        (0, b"QED\0", "is QED", "qemu-img convert -O raw"),
+        (0, b"KDMV", "is VMDK", "qemu-img convert -O raw"),
+        (0, b"COWD", "is VMDK", "qemu-img convert -O raw"),
+        (
+            0,
+            b"# Disk DescriptorFile\n",
+            "is VMDK",
+            "qemu-img convert -O raw",
+        ),
+        (64, b"\x7f\x10\xda\xbe", "is VDI", "qemu-img convert -O raw"),
+        (
+            0,
+            b"WithouFreSpacExt",
+            "is Parallels",
+            "qemu-img convert -O raw",
+        ),
+        (0, b"\x1f\x8b\x08\0", "gzip", "`gunzip`"),
+        (0, b"BZh91AY&SY", "bzip2", "`bunzip2`"),
+        (0, b"\xfd7zXZ\0", "xz", "`unxz`"),
+        (0, b"\x28\xb5\x2f\xfd", "zstd", "`unzstd`"),
+    ];
+    for (offset, magic, format, command) in cases {
+        let mut content = vec![0; 4096];
+        content[offset..offset + magic.len()].copy_from_slice(magic);
+        let image = Image::raw(&content);
+        let error = new_blk(image.options()).err().unwrap().to_string();
+        for part in [format, command, "image_type=raw"] {
+            assert!(error.contains(part), "{error}");
+        }
+        let mut stated = image.options();
+        stated.disk.image_type = ImageType::Raw;
+        new_blk(stated).unwrap();
+    }
+    // A text that is shorter than a sector says what it is, not that it is too short.
+    let text = Image::raw(b"# Disk DescriptorFile\nversion=1\n");
+    let error = new_blk(text.options()).err().unwrap().to_string();
+    assert!(error.contains("is VMDK"), "{error}");
+    let mut encrypted = pattern(8);
+    encrypted[..6].copy_from_slice(b"LUKS\xba\xbe");
+    let image = Image::raw(&encrypted);
+    let mut rig = Rig::new(image.options());
+    assert_eq!(rig.request(IN, 0, (DATA, 512, WRITE)).0, 0);
+    assert_eq!(rig.bytes(DATA, 512), encrypted[..512]);
+    // A guest may write a compressed file to its disk, but no other format's header.
+    rig.fill(DATA, b"\x1f\x8b\x08\0");
+    assert_eq!(rig.request(OUT, 0, (DATA, 512, 0)).0, 0);
+    rig.fill(DATA, b"QED\0");
+    assert_eq!(rig.request(OUT, 0, (DATA, 512, 0)).0, 1);
+}
+
+#[test]
+fn a_qcow2_image_that_needs_a_command_first_is_refused_with_it() {
+    for (features, what, command) in [
+        (1, "dirty", "qemu-img check -r all"),
+        (2, "corrupt", "qemu-img check -r all"),
+        (8, "zstd", "qemu-img convert -O qcow2"),
+        (16, "extended L2", "qemu-img convert -O qcow2"),
+    ] {
+        for read_only in [false, true] {
+            let image = Image::qcow2(1 << 20);
+            let file = File::options().write(true).open(&image.path).unwrap();
+            file.write_all_at(&u64::to_be_bytes(features), 72).unwrap();
+            let mut options = image.options();
+            options.disk.read_only = read_only;
+            let error = new_blk(options).err().unwrap().to_string();
+            assert!(error.contains(what) && error.contains(command), "{error}");
+        }
+    }
+    let image = Image::qcow2(1 << 20);
+    let backing = std::path::Path::new("json:{\"driver\":\"raw\"}");
+    make_qcow2(&image.path, 1 << 20, Some((backing, "raw")));
+    let mut options = image.options();
+    options.disk.backing_files = true;
+    let error = new_blk(options).err().unwrap().to_string();
+    assert!(error.contains("qemu-img rebase"), "{error}");
+    let mut options = image.options();
+    options.disk.path = backing.to_owned();
+    let error = new_blk(options).err().unwrap().to_string();
+    assert!(error.contains("the path of the image itself"), "{error}");
 }
 
 #[test]
