@@ -143,7 +143,12 @@ const VSOCK: &[i64] = &[
 
 const MEMORY: &[i64] = &[libc::SYS_fallocate];
 
-const PMEM: &[i64] = &[libc::SYS_fdatasync, libc::SYS_fsync, libc::SYS_msync];
+const PMEM: &[i64] = &[
+    libc::SYS_fdatasync,
+    libc::SYS_fsync,
+    libc::SYS_msync,
+    libc::SYS_sync_file_range,
+];
 
 /// Memory and an interrupt for the next application, and a connection to its worker, which may be
 /// replaced while it serves.

@@ -242,6 +242,7 @@ impl Blk {
         })?;
         let worker = QueueWorker::new(Setup {
             depth: self.depth(),
+            num_queues: self.queue_sizes.len() as u16,
             active,
             memory: common.memory.clone(),
             interrupt: Arc::clone(&common.interrupt),

@@ -8,7 +8,7 @@ use device_model::{
     throttle::Throttle,
     worker::DeviceWorker,
 };
-use disk::{AsyncIo, Buffers, Finished, Io, Operation};
+use disk::{AsyncIo, Buffers, Finished, Io, Operation, SECTOR};
 use event_manager::{EventOps, Events, MutEventSubscriber};
 use virtio_bindings::bindings::virtio_blk::{
     VIRTIO_BLK_S_IOERR, VIRTIO_BLK_S_OK, VIRTIO_BLK_S_UNSUPP, VIRTIO_BLK_WRITE_ZEROES_FLAG_UNMAP,
@@ -18,7 +18,7 @@ use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::epoll::EventSet;
 
 use super::{
-    request::{Command, Parser},
+    request::{Command, Parser, Range},
     shared::Shared,
 };
 use crate::device::{ActiveQueue, VirtioInterrupt};
@@ -26,6 +26,17 @@ use crate::device::{ActiveQueue, VirtioInterrupt};
 /// How many times a worker refills a full engine whose requests complete immediately before it
 /// looks at other events, such as the one that stops it.
 const ROUNDS: u32 = 8;
+
+/// Maximum number of bytes of a device that its engines process at a time. Together with the steps
+/// below, it bounds how long a guest can make whoever pauses or ends the VM wait for its disk: a
+/// chain of descriptors can name 4 GiB, by naming the same memory repeatedly.
+const MOST_BYTES: u64 = 64 << 20;
+/// Maximum size of a transfer that is processed in one piece, in bytes. Longer requests are
+/// processed in steps of this size.
+const MOST_STEP: u64 = 4 << 20;
+/// Minimum size of the steps in which a range is discarded or zeroed, in bytes: the largest cluster
+/// of an image, which is only freed as a whole.
+const LEAST_RANGE: u64 = 2 << 20;
 
 const KICK: u32 = 0;
 const COMPLETION: u32 = 1;
@@ -38,14 +49,30 @@ struct Pending {
     /// The memory that contains the status field: the same as for the data.
     memory: Arc<GuestRam>,
     operation: Operation,
+    /// Position on the disk and length of the whole request in bytes.
+    offset: u64,
     len: u64,
+    /// Bytes before the current step, and bytes of it.
+    done: u64,
+    step: u64,
     since: Instant,
+}
+
+impl Pending {
+    /// Whether the current step is not the last one.
+    fn has_more(&self) -> bool {
+        self.done + self.step < self.len
+    }
 }
 
 /// Result of `prepare`.
 enum Prepared {
     /// An operation for the engine.
-    Io(Io),
+    Io {
+        operation: Operation,
+        offset: u64,
+        len: u64,
+    },
     /// The request is complete; only the reply is left.
     Done {
         /// Number of data bytes written to the guest.
@@ -58,7 +85,7 @@ enum Prepared {
 enum Stop {
     /// The queue is empty.
     Empty,
-    /// The engine's limit of requests is in flight.
+    /// The limit of requests or bytes is in flight.
     Full,
     /// The rate limit is reached; the timer fires when to continue.
     Throttled,
@@ -83,6 +110,15 @@ pub struct QueueWorker {
     /// Indexed by the tag of the `Io`.
     pending: Vec<Option<Pending>>,
     free: Vec<usize>,
+    /// Bytes that the engine is processing, and their maximum.
+    bytes: u64,
+    most_bytes: u64,
+    /// A request of several steps is in progress. It is the last one taken from the queue, and
+    /// `parser` still describes its memory: between two steps it can be put back, to be processed
+    /// again from its start.
+    is_long: bool,
+    /// The worker is ending, so a request of several steps does not continue.
+    is_ending: bool,
     parser: Parser,
     /// Buffer allocations for reuse.
     spare: Vec<Buffers>,
@@ -104,6 +140,8 @@ pub struct Setup {
     pub engine: Box<dyn AsyncIo>,
     /// Maximum number of requests in flight.
     pub depth: u16,
+    /// Number of queues of the device.
+    pub num_queues: u16,
     /// The rate limit.
     pub throttle: Option<Throttle>,
     /// State shared with the device.
@@ -129,6 +167,10 @@ impl QueueWorker {
             write_through_always: setup.write_through_always,
             pending: (0..depth).map(|_| None).collect(),
             free: (0..depth).rev().collect(),
+            bytes: 0,
+            most_bytes: MOST_BYTES / u64::from(setup.num_queues.max(1)).next_power_of_two(),
+            is_long: false,
+            is_ending: false,
             parser: Parser::default(),
             spare: Vec::new(),
             unnotified: false,
@@ -166,7 +208,7 @@ impl QueueWorker {
     fn take_requests(&mut self, memory: &Arc<GuestRam>) -> Stop {
         let mut budget = self.active.queue.size();
         while !self.broken {
-            if self.free.is_empty() {
+            if self.free.is_empty() || self.is_long {
                 return Stop::Full;
             }
             if budget == 0 {
@@ -187,6 +229,11 @@ impl QueueWorker {
                 }
                 let head = chain.head_index();
                 match self.parser.parse(chain, memory) {
+                    Some((command, _)) if !self.has_room(command) => {
+                        self.shared.requests.end();
+                        self.active.queue.go_to_previous_position();
+                        return Stop::Full;
+                    }
                     Some((command, _)) if !self.admit(command) => {
                         // It is read and checked again when its time has come.
                         self.shared.requests.end();
@@ -208,6 +255,41 @@ impl QueueWorker {
         Stop::Empty
     }
 
+    /// Whether a request's first step fits what the engine may process at a time. One that is
+    /// alone always does, so that a request completes for each that must wait.
+    fn has_room(&self, command: Command) -> bool {
+        let range = |range: Range| u64::from(range.count) * SECTOR;
+        let len = match command {
+            Command::Read { .. } => self.parser.writable.len().min(self.most_step()),
+            Command::Write { .. } => self.parser.readable.len().min(self.most_step()),
+            Command::Discard(its) | Command::WriteZeroes(its) => range(its).min(self.most_range()),
+            Command::Flush | Command::GetId | Command::Unknown(_) | Command::Invalid => 0,
+        };
+        self.bytes == 0 || self.bytes + len <= self.most_bytes
+    }
+
+    /// Maximum size of a step of a transfer.
+    fn most_step(&self) -> u64 {
+        self.most_bytes.min(MOST_STEP)
+    }
+
+    /// Maximum size of a step of an operation on a range; a power of two.
+    fn most_range(&self) -> u64 {
+        self.most_bytes.max(LEAST_RANGE)
+    }
+
+    /// Size of the next step of a request, of which `left` bytes at `offset` are left.
+    fn step(&self, operation: Operation, offset: u64, left: u64) -> u64 {
+        match operation {
+            Operation::Read | Operation::Write { .. } => left.min(self.most_step()),
+            Operation::Flush => 0,
+            // Steps end between clusters.
+            Operation::Discard | Operation::WriteZeroes { .. } => {
+                left.min(self.most_range() - offset % self.most_range())
+            }
+        }
+    }
+
     /// Asks the rate limiter; requests without I/O are free.
     fn admit(&mut self, command: Command) -> bool {
         let Some(throttle) = &mut self.throttle else {
@@ -223,19 +305,25 @@ impl QueueWorker {
 
     fn start(&mut self, memory: &Arc<GuestRam>, head: u16, command: Command, status: GuestAddress) {
         match self.prepare(memory, command) {
-            Ok(Prepared::Io(io)) => {
+            Ok(Prepared::Io {
+                operation,
+                offset,
+                len,
+            }) => {
                 let pending = Pending {
                     head,
                     status,
                     memory: Arc::clone(memory),
-                    operation: io.operation,
-                    len: io.len,
+                    operation,
+                    offset,
+                    len,
+                    done: 0,
+                    step: 0,
                     since: Instant::now(),
                 };
-                // `prepare` took the tag from `free`.
-                let tag = io.tag;
-                self.pending[tag] = Some(pending);
-                self.engine.start(io);
+                if let Err(code) = self.go_on(pending) {
+                    self.answer(memory, head, status, code, 0);
+                }
             }
             Ok(Prepared::Done { written }) => {
                 self.answer(memory, head, status, VIRTIO_BLK_S_OK, written);
@@ -244,8 +332,53 @@ impl QueueWorker {
         }
     }
 
-    /// Checks a request, and either turns it into an `Io` or completes it immediately. An error is
-    /// the status that refuses the request.
+    /// Starts the next step of a request, whose memory `parser` describes. An error is the status
+    /// that ends the request.
+    fn go_on(&mut self, mut pending: Pending) -> Result<(), u32> {
+        pending.done += pending.step;
+        let offset = pending.offset + pending.done;
+        pending.step = self.step(pending.operation, offset, pending.len - pending.done);
+        let operation = match pending.operation {
+            // The last step flushes for all of them.
+            Operation::WriteZeroes { may_unmap, .. } if pending.has_more() => {
+                let durable = false;
+                Operation::WriteZeroes { may_unmap, durable }
+            }
+            operation => operation,
+        };
+        let pieces = match operation {
+            Operation::Read => Some(&self.parser.writable),
+            Operation::Write { .. } => Some(&self.parser.readable),
+            _ => None,
+        };
+        let buffers = match pieces {
+            Some(pieces) => {
+                let mut buffers = self.spare.pop().unwrap_or_default();
+                buffers.reset(Arc::clone(&pending.memory));
+                // `all` stops at the first piece that is not RAM.
+                let mut pieces = pieces.range(pending.done, pending.step);
+                if !pieces.all(|(address, len)| buffers.push(address, len as usize)) {
+                    return Err(VIRTIO_BLK_S_IOERR);
+                }
+                Some(buffers)
+            }
+            None => None,
+        };
+        // `take_requests` has checked that there is one, or the previous step has freed it.
+        let tag = self.free.pop().ok_or(VIRTIO_BLK_S_IOERR)?;
+        let io = match buffers {
+            Some(buffers) => Io::transfer(operation, offset, buffers, tag),
+            None => Io::range(operation, offset, pending.step, tag),
+        };
+        self.bytes += pending.step;
+        self.is_long |= pending.has_more();
+        self.pending[tag] = Some(pending);
+        self.engine.start(io);
+        Ok(())
+    }
+
+    /// Checks a request, and either turns it into an operation or completes it immediately. An
+    /// error is the status that refuses the request.
     fn prepare(&mut self, memory: &Arc<GuestRam>, command: Command) -> Result<Prepared, u32> {
         // Without write-back caching or flushes, a write must survive a power failure of the host.
         let durable = self.write_through_always || !self.shared.is_writeback();
@@ -290,31 +423,11 @@ impl QueueWorker {
         if len == 0 && operation != Operation::Flush {
             return Ok(Prepared::Done { written: 0 });
         }
-        let pieces = match operation {
-            Operation::Read => Some(&self.parser.writable),
-            Operation::Write { .. } => Some(&self.parser.readable),
-            _ => None,
-        };
-        let buffers = match pieces {
-            Some(pieces) => {
-                let mut buffers = self.spare.pop().unwrap_or_default();
-                buffers.reset(Arc::clone(memory));
-                // `all` stops at the first piece that is not RAM.
-                let mut pieces = pieces.iter();
-                if !pieces.all(|(address, len)| buffers.push(address, len as usize)) {
-                    return Err(VIRTIO_BLK_S_IOERR);
-                }
-                Some(buffers)
-            }
-            None => None,
-        };
-        // `take_requests` has checked that there is one.
-        let tag = self.free.pop().ok_or(VIRTIO_BLK_S_IOERR)?;
-        let io = match buffers {
-            Some(buffers) => Io::transfer(operation, offset, buffers, tag),
-            None => Io::range(operation, offset, len, tag),
-        };
-        Ok(Prepared::Io(io))
+        Ok(Prepared::Io {
+            operation,
+            offset,
+            len,
+        })
     }
 
     /// Replies to the requests that the engine has completed; true if there were any.
@@ -332,6 +445,7 @@ impl QueueWorker {
             return;
         };
         self.free.push(io.tag);
+        self.bytes -= pending.step;
         if self.spare.len() < self.pending.len() {
             io.buffers.clear();
             self.spare.push(io.buffers);
@@ -344,6 +458,26 @@ impl QueueWorker {
                 VIRTIO_BLK_S_IOERR
             }
         };
+        let has_more = code == VIRTIO_BLK_S_OK && pending.has_more();
+        if has_more && (self.is_ending || self.shared.requests.is_held()) {
+            self.is_long = false;
+            // Nothing was taken from the queue after it.
+            self.active.queue.go_to_previous_position();
+            self.shared.requests.end();
+            return;
+        }
+        if has_more {
+            let (memory, head, status) =
+                (Arc::clone(&pending.memory), pending.head, pending.status);
+            if let Err(code) = self.go_on(pending) {
+                self.is_long = false;
+                self.answer(&memory, head, status, code, 0);
+            }
+            return;
+        }
+        if pending.len > pending.step {
+            self.is_long = false;
+        }
         let mut written = 0;
         if code == VIRTIO_BLK_S_OK {
             let counters = &self.shared.counters;
@@ -464,6 +598,7 @@ impl MutEventSubscriber for QueueWorker {
 
 impl DeviceWorker for QueueWorker {
     fn drain(&mut self) {
+        self.is_ending = true;
         let memory = self.memory.memory().into_inner();
         while self.free.len() < self.pending.len() {
             self.engine.submit();

@@ -47,6 +47,20 @@ impl Pieces {
         self.pieces[self.first..].iter().copied()
     }
 
+    /// The pieces of `len` bytes from `first` on; fewer if the pieces end before that.
+    pub fn range(&self, first: u64, len: u64) -> impl Iterator<Item = (GuestAddress, u32)> + '_ {
+        let (mut skip, mut left) = (first, len);
+        self.iter().filter_map(move |(address, len)| {
+            let skipped = skip.min(u64::from(len));
+            skip -= skipped;
+            let count = (u64::from(len) - skipped).min(left);
+            left -= count;
+            // A wrapped address is not RAM. At most `len`, which is a u32.
+            let address = GuestAddress(address.0.wrapping_add(skipped));
+            (count > 0).then_some((address, count as u32))
+        })
+    }
+
     /// Length in bytes. A chain has less than 2^32 bytes (virtio 1.2, 2.7.5.2; `DescriptorChain`
     /// stops there).
     pub fn len(&self) -> u64 {

@@ -353,3 +353,18 @@ fn a_file_that_does_not_answer_is_waited_for_in_bounded_time() {
     assert_eq!([queue.wait_used(), queue.wait_used()], [4, 4]);
     pmem.deactivate();
 }
+
+#[test]
+fn a_flush_of_a_large_file_is_given_up_between_its_steps() {
+    let (_dir, path) = file(200 * MIB);
+    let file = fs::File::options().write(true).open(path).unwrap();
+    let steps = AtomicUsize::new(0);
+    let held_after = |count| {
+        let is_held = || steps.fetch_add(1, Ordering::Relaxed) + 1 == count;
+        super::worker::flush_in_steps(&file, is_held).unwrap()
+    };
+    assert_eq!(held_after(2), None);
+    assert_eq!(steps.swap(0, Ordering::Relaxed), 2);
+    assert_eq!(held_after(5), Some(()));
+    assert_eq!(steps.load(Ordering::Relaxed), 4, "steps of 64 MiB");
+}

@@ -1,6 +1,6 @@
 //! Flush requests.
 
-use std::{fs::File, sync::Arc};
+use std::{fs::File, io, os::fd::AsRawFd, sync::Arc};
 
 use device_model::{
     memory::{GuestMemory, GuestRam},
@@ -22,6 +22,10 @@ const FLUSH: u32 = 0;
 /// Results of a request: success and failure.
 const OK: u32 = 0;
 const FAILED: u32 = 1;
+
+/// Size of the steps in which a file is flushed, in bytes: whoever pauses or ends the VM waits for
+/// one of them, not for all that the guest has written.
+const STEP: u64 = 64 << 20;
 
 const KICK: u32 = 0;
 
@@ -86,7 +90,13 @@ impl FlushWorker {
         if waiting.is_empty() {
             return Ok(());
         }
-        let flushed = self.flush();
+        let Some(flushed) = self.flush() else {
+            // Held back: they stay in the queue, which is kicked when they may continue.
+            for _ in waiting {
+                self.active.queue.go_to_previous_position();
+            }
+            return Ok(());
+        };
         for chain in waiting {
             let head = chain.head_index();
             let len = answer(chain, memory, flushed);
@@ -100,15 +110,51 @@ impl FlushWorker {
         Ok(())
     }
 
-    fn flush(&mut self) -> u32 {
-        let result = self.file.as_ref().map_or(Ok(()), |file| file.sync_all());
+    /// Flushes the file, and returns the result of the requests; `None` if they are held back.
+    fn flush(&mut self) -> Option<u32> {
+        let result = match &self.file {
+            Some(file) => flush_in_steps(file, || self.flushes.is_held()).transpose()?,
+            None => Ok(()),
+        };
         let failed_before = std::mem::replace(&mut self.failing, result.is_err());
-        let Err(error) = result else { return OK };
+        let Err(error) = result else { return Some(OK) };
         if !failed_before {
             log::warn!("cannot flush persistent memory {}: {error}", self.name);
         }
-        FAILED
+        Some(FAILED)
     }
+}
+
+/// Flushes a file in steps; `None` if a caller waits for the request to end.
+pub(super) fn flush_in_steps(file: &File, is_held: impl Fn() -> bool) -> io::Result<Option<()>> {
+    let len = file.metadata()?.len();
+    for at in (0..len).step_by(STEP as usize) {
+        // The file's data is written out, but not its metadata, and the storage is not flushed.
+        // SAFETY: the call has no pointers. `at` and `STEP` are within an i64, as is a file's
+        // length.
+        let written = unsafe {
+            libc::sync_file_range(
+                file.as_raw_fd(),
+                at as i64,
+                STEP as i64,
+                libc::SYNC_FILE_RANGE_WAIT_BEFORE
+                    | libc::SYNC_FILE_RANGE_WRITE
+                    | libc::SYNC_FILE_RANGE_WAIT_AFTER,
+            )
+        };
+        if written < 0 {
+            let error = io::Error::last_os_error();
+            match error.raw_os_error() {
+                // Devices and some file systems have no ranges: `sync_all` does everything.
+                Some(libc::ESPIPE | libc::EINVAL | libc::EOPNOTSUPP) => break,
+                _ => return Err(error),
+            }
+        }
+        if is_held() {
+            return Ok(None);
+        }
+    }
+    file.sync_all().map(Some)
 }
 
 /// Writes the result of a request; returns the number of bytes written.
