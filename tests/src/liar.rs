@@ -14,6 +14,7 @@ use std::{
         atomic::{AtomicU8, Ordering},
     },
     thread,
+    time::Duration,
 };
 
 use anyhow::{Context, Result};
@@ -45,7 +46,12 @@ pub enum Spoil {
     Noise,
     /// Each byte is delayed by a second.
     Drip,
+    /// Each is delayed by [`DELAY`], but not corrupted.
+    Late,
 }
+
+/// Delay of a message that is late.
+pub const DELAY: Duration = Duration::from_millis(200);
 
 /// All modes that corrupt something.
 pub const SPOILS: [Spoil; 9] = [
@@ -157,10 +163,12 @@ impl Liar {
             message.resize(size.max(16), 0);
             server.read_exact(&mut message[16..])?;
             let how = self.spoil.load(Ordering::SeqCst);
-            let spoil = SPOILS.into_iter().find(|spoil| *spoil as u8 == how);
+            let mut all = SPOILS.into_iter().chain([Spoil::Late]);
+            let spoil = all.find(|spoil| *spoil as u8 == how);
             let mut size = |size: u32| message[4..8].copy_from_slice(&size.to_ne_bytes());
             match spoil.unwrap_or(Spoil::Nothing) {
                 Spoil::Nothing | Spoil::Twice | Spoil::Drip => {}
+                Spoil::Late => thread::sleep(DELAY),
                 Spoil::Swallow => continue,
                 Spoil::WrongId => message[0] ^= 0x55,
                 Spoil::Huge => size(u32::MAX),
@@ -183,7 +191,7 @@ impl Liar {
             if spoil == Some(Spoil::Drip) {
                 for byte in &message {
                     client.write_all(&[*byte])?;
-                    thread::sleep(std::time::Duration::from_secs(1));
+                    thread::sleep(Duration::from_secs(1));
                 }
                 continue;
             }

@@ -56,6 +56,9 @@ pub struct Mappable<'a> {
     pub writable: bool,
 }
 
+/// Eventfds for consecutive interrupts, from an index on; `None` disconnects an interrupt.
+pub type IrqRun<'a> = (u16, Vec<Option<&'a EventFd>>);
+
 /// A PCI device in VFIO's terms: regions, of which the first six are its BARs, and interrupts that
 /// arrive through eventfds.
 ///
@@ -87,6 +90,12 @@ pub trait Device: Send + Sync {
     /// Connects eventfds to the interrupts of a kind, from index `first` on; `None` disconnects an
     /// interrupt. The first call enables the kind, with as many interrupts as it spans.
     fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()>;
+
+    /// Connects several runs of interrupts, as [`Device::connect`] connects each.
+    fn connect_runs(&self, irqs: Irqs, runs: &[IrqRun]) -> io::Result<()> {
+        let mut runs = runs.iter();
+        runs.try_for_each(|(first, eventfds)| self.connect(irqs, *first, eventfds))
+    }
 
     /// Writes `assert` when the interrupt line is asserted, and again, after `served` was
     /// signalled, if the device still needs it. Undone by [`Device::disconnect`].

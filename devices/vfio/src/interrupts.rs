@@ -17,7 +17,7 @@ use device_model::msi::MsiVectors;
 use pci::{Line, MsixTable};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::device::{Device, Irqs};
+use super::device::{Device, IrqRun, Irqs};
 
 /// The guest's choice.
 #[derive(Clone, Copy)]
@@ -145,16 +145,18 @@ impl Interrupts {
             return Ok(());
         };
         if *highest < connected.room || self.device.irqs_grow(Irqs::Msix) {
-            // Adjacent vectors together, so that a slow server is sent one request.
-            for run in new.chunk_by(|one, next| one.checked_add(1) == Some(*next)) {
+            // Adjacent vectors together, and all runs at once: a vCPU waits for a slow server.
+            let runs = new.chunk_by(|one, next| one.checked_add(1) == Some(*next));
+            let runs = runs.map(|run| {
                 let fds = run.iter().map(|at| irqfd(table, *at, true));
-                let fds: Vec<_> = fds.collect::<io::Result<_>>()?;
                 // A run is never empty.
-                self.device.connect(Irqs::Msix, run[0], &fds)?;
-                for vector in run {
-                    connected.used[usize::from(*vector)] = true;
-                    connected.room = connected.room.max(vector + 1);
-                }
+                Ok((run[0], fds.collect::<io::Result<_>>()?))
+            });
+            let runs: Vec<IrqRun> = runs.collect::<io::Result<_>>()?;
+            self.device.connect_runs(Irqs::Msix, &runs)?;
+            for vector in new {
+                connected.used[usize::from(vector)] = true;
+                connected.room = connected.room.max(vector + 1);
             }
             return Ok(());
         }

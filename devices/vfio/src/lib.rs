@@ -59,7 +59,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-pub use device::{Device, Irqs, Mappable, ResetError};
+pub use device::{Device, IrqRun, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
 pub use host_device::{HostDevice, IOMMUFD, Way, is_mediated, is_of_vfio};
 pub use host_reserved::reserved_by_all;

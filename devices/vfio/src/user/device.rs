@@ -36,7 +36,7 @@ use vmm_sys_util::eventfd::EventFd;
 use super::{Error, Failure, watch::watch};
 use crate::{
     capabilities::{self, CapabilityKind},
-    device::{Device, Irqs, Mappable, ResetError},
+    device::{Device, IrqRun, Irqs, Mappable, ResetError},
 };
 
 /// Timeouts for a server.
@@ -295,24 +295,65 @@ impl UserDevice {
         answer.map_err(|source| self.failed(lie(command, source)))
     }
 
-    fn read_piece(&self, region: u32, offset: u64, data: &mut [u8]) -> Result<(), Error> {
+    /// Reads from a region, until `deadline`: a vCPU waits for all pieces.
+    fn read_within(
+        &self,
+        region: u32,
+        offset: u64,
+        data: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        for piece in pieces(offset, data.len(), widest(region)) {
+            let at = offset + piece.start as u64;
+            self.read_piece(region, at, &mut data[piece], deadline)?;
+        }
+        Ok(())
+    }
+
+    /// Writes to a region, until `deadline`.
+    fn write_within(
+        &self,
+        region: u32,
+        offset: u64,
+        data: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), Error> {
+        for piece in pieces(offset, data.len(), widest(region)) {
+            let at = offset + piece.start as u64;
+            self.write_piece(region, at, &data[piece], deadline)?;
+        }
+        Ok(())
+    }
+
+    fn read_piece(
+        &self,
+        region: u32,
+        offset: u64,
+        data: &mut [u8],
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         // At most WIDEST.
         let count = data.len() as u32;
         let command = Command::RegionRead;
         let body = wire::access(region, offset, count);
         let max = wire::ACCESS + WIDEST;
-        let answer = self.ask(command, &[&body], &[], max, self.deadline())?;
+        let answer = self.ask(command, &[&body], &[], max, deadline)?;
         let read = wire::parse_read(&answer.body, region, offset, count);
         data.copy_from_slice(self.checked(command, read)?);
         Ok(())
     }
 
-    fn write_piece(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn write_piece(
+        &self,
+        region: u32,
+        offset: u64,
+        data: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), Error> {
         let count = data.len() as u32;
         let command = Command::RegionWrite;
         let body = wire::access(region, offset, count);
         let max = wire::ACCESS + WIDEST;
-        let deadline = self.deadline();
         let answer = self.ask(command, &[&body, data], &[], max, deadline)?;
         let written = wire::parse_write(&answer.body, region, offset, count);
         self.checked(command, written)
@@ -357,15 +398,22 @@ impl UserDevice {
 
     /// Enables or disables a kind of interrupts in the device's own configuration space, as the
     /// kernel does for a device of the host: servers evaluate it in addition to their eventfds.
-    fn enable(&self, irqs: Irqs, on: bool) {
+    fn enable(&self, irqs: Irqs, on: bool, deadline: Deadline) {
         let Some(control) = self.controls.iter().find(|control| control.irqs == irqs) else {
             return;
         };
-        let mut bytes = [0; 2];
-        self.read_config(control.at, &mut bytes);
-        let value = u16::from_ne_bytes(bytes) & !control.enable;
-        let value = value | if on { control.enable } else { 0 };
-        self.write_config(control.at, &value.to_ne_bytes());
+        // `find_controls` has found it within configuration space.
+        let (region, at) = (VFIO_PCI_CONFIG_REGION_INDEX, control.at as u64);
+        let change = || {
+            let mut bytes = [0; 2];
+            self.read_within(region, at, &mut bytes, deadline)?;
+            let value = u16::from_ne_bytes(bytes) & !control.enable;
+            let value = value | if on { control.enable } else { 0 };
+            self.write_within(region, at, &value.to_ne_bytes(), deadline)
+        };
+        if let Err(error) = change() {
+            self.warn("changing its interrupts", &error);
+        }
     }
 
     /// Connects eventfds to consecutive interrupts, from index `first` on.
@@ -395,28 +443,29 @@ impl UserDevice {
         Ok(())
     }
 
-    fn connect_irqs(
+    /// Connects runs of interrupts. There may be a thousand, but the server has no more time for
+    /// all of them than for one, because a vCPU waits.
+    fn connect_irqs<'a>(
         &self,
         irqs: Irqs,
-        first: u16,
-        eventfds: &[Option<&EventFd>],
+        runs: impl Iterator<Item = (u16, &'a [Option<&'a EventFd>])>,
     ) -> Result<(), Error> {
-        let count = self.irq_count(irqs);
-        let first = usize::from(first);
-        let wanted = first + eventfds.len();
-        if wanted > count as usize {
-            return Err(Error::Interrupts { wanted, count });
-        }
-        // A message cannot skip an interrupt. There may be a thousand, but the server has no more
-        // time for all of them than for one, because a vCPU waits.
         let deadline = self.deadline();
-        let mut at = first;
-        for run in eventfds.split(Option::is_none) {
-            let run: Vec<_> = run.iter().copied().flatten().collect();
-            self.set_irqs(irqs, at, &run, deadline)?;
-            at += run.len() + 1;
+        let count = self.irq_count(irqs);
+        for (first, eventfds) in runs {
+            let mut at = usize::from(first);
+            let wanted = at + eventfds.len();
+            if wanted > count as usize {
+                return Err(Error::Interrupts { wanted, count });
+            }
+            // A message cannot skip an interrupt.
+            for run in eventfds.split(Option::is_none) {
+                let run: Vec<_> = run.iter().copied().flatten().collect();
+                self.set_irqs(irqs, at, &run, deadline)?;
+                at += run.len() + 1;
+            }
         }
-        self.enable(irqs, true);
+        self.enable(irqs, true, deadline);
         Ok(())
     }
 }
@@ -521,12 +570,9 @@ impl Device for UserDevice {
         if !self.has(region, offset, data.len()) {
             return;
         }
-        for piece in pieces(offset, data.len(), widest(region)) {
-            let at = offset + piece.start as u64;
-            if let Err(error) = self.read_piece(region, at, &mut data[piece]) {
-                data.fill(0xff);
-                return self.warn("a read", &error);
-            }
+        if let Err(error) = self.read_within(region, offset, data, self.deadline()) {
+            data.fill(0xff);
+            self.warn("a read", &error);
         }
     }
 
@@ -534,11 +580,8 @@ impl Device for UserDevice {
         if !self.has(region, offset, data.len()) {
             return;
         }
-        for piece in pieces(offset, data.len(), widest(region)) {
-            let at = offset + piece.start as u64;
-            if let Err(error) = self.write_piece(region, at, &data[piece]) {
-                return self.warn("a write", &error);
-            }
+        if let Err(error) = self.write_within(region, offset, data, self.deadline()) {
+            self.warn("a write", &error);
         }
     }
 
@@ -551,18 +594,24 @@ impl Device for UserDevice {
     }
 
     fn connect(&self, irqs: Irqs, first: u16, eventfds: &[Option<&EventFd>]) -> io::Result<()> {
-        unless_gone(self.connect_irqs(irqs, first, eventfds))
+        unless_gone(self.connect_irqs(irqs, std::iter::once((first, eventfds))))
+    }
+
+    fn connect_runs(&self, irqs: Irqs, runs: &[IrqRun]) -> io::Result<()> {
+        let runs = runs.iter().map(|(first, eventfds)| (*first, &**eventfds));
+        unless_gone(self.connect_irqs(irqs, runs))
     }
 
     fn connect_line(&self, assert: &EventFd, served: &EventFd) -> io::Result<()> {
+        let deadline = self.deadline();
         let connect = || {
-            self.set_irqs(Irqs::Line, 0, &[assert], self.deadline())?;
+            self.set_irqs(Irqs::Line, 0, &[assert], deadline)?;
             let flags = VFIO_IRQ_SET_DATA_EVENTFD | VFIO_IRQ_SET_ACTION_UNMASK;
             let body = wire::set_irqs(Irqs::Line as u32, flags, 0, 1);
             // SAFETY: the caller's eventfd is open until this function returns.
             let served = unsafe { BorrowedFd::borrow_raw(served.as_raw_fd()) };
             let command = Command::SetIrqs;
-            match self.ask(command, &[&body], &[served], SHORT, self.deadline()) {
+            match self.ask(command, &[&body], &[served], SHORT, deadline) {
                 // It does not mask its line when asserting it, and asserts it again by itself.
                 Err(Error::Server(failure)) if failure.is_refusal() => Ok(()),
                 answer => answer.map(drop),
@@ -572,10 +621,11 @@ impl Device for UserDevice {
     }
 
     fn disconnect(&self, irqs: Irqs) -> io::Result<()> {
-        self.enable(irqs, false);
+        let deadline = self.deadline();
+        self.enable(irqs, false, deadline);
         let flags = VFIO_IRQ_SET_DATA_NONE | VFIO_IRQ_SET_ACTION_TRIGGER;
         let body = wire::set_irqs(irqs as u32, flags, 0, 0);
-        let answer = self.ask(Command::SetIrqs, &[&body], &[], SHORT, self.deadline());
+        let answer = self.ask(Command::SetIrqs, &[&body], &[], SHORT, deadline);
         unless_gone(answer.map(drop))
     }
 

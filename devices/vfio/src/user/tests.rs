@@ -18,7 +18,7 @@ use device_model::{
 };
 use gantry_tests::{
     edu_server::{self, Line},
-    liar::{Liar, SPOILS, Spoil},
+    liar::{DELAY, Liar, SPOILS, Spoil},
 };
 use pci::{
     BarIndex, Bdf,
@@ -477,6 +477,28 @@ fn a_server_that_misuses_what_it_was_given_stops_nobody() {
     });
     drop(plugged);
     assert_eq!(Plugged::new(&bench).read(0), 0x0100_00ed);
+}
+
+#[test]
+fn an_access_has_one_deadline_however_many_messages_it_takes() {
+    let cases: [fn(&Plugged); 2] = [
+        // Three aligned pieces.
+        |plugged| drop(plugged.read(1)),
+        // The device's own register is read and written.
+        |plugged| {
+            let control = plugged.rig.capability(plugged.bdf, 0x11, 0).unwrap() + 2;
+            let enable = 0x8000_u16.to_le_bytes();
+            plugged.rig.config_write(plugged.bdf, control, &enable);
+        },
+    ];
+    for access in cases {
+        let (mut bench, liar) = Bench::with_liar();
+        bench.patience.answer = DELAY * 3 / 2;
+        let plugged = Plugged::new(&bench);
+        liar.spoil(Spoil::Late);
+        access(&plugged);
+        assert_eq!(bench.lost(), 1, "it waited for each message");
+    }
 }
 
 #[test]
