@@ -3,6 +3,8 @@
 use std::{
     io,
     sync::{Arc, Mutex},
+    thread,
+    time::Duration,
 };
 
 use base::Unpoisoned;
@@ -57,7 +59,7 @@ impl AddressSpace for ExtraMemory {
             read_only: memory.read_only,
         };
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
-        // which unmaps the slot; see `stays` for where KVM refuses that.
+        // which unmaps the slot; see `unmap` for where KVM refuses that.
         match unsafe { self.vm.map(slot) } {
             Ok(slot) => Ok(Box::new(Placed {
                 vm: Arc::clone(&self.vm),
@@ -105,7 +107,7 @@ impl AddressSpace for ExactMemory {
             read_only: memory.read_only,
         };
         // SAFETY: `HostMemory` promises that the memory stays mapped until the result is dropped,
-        // which unmaps the slot; see `stays` for where KVM refuses that.
+        // which unmaps the slot; see `unmap` for where KVM refuses that.
         let slot = unsafe { self.0.map(slot) }.map_err(io::Error::other)?;
         Ok(Box::new(Exact {
             vm: Arc::clone(&self.0),
@@ -141,16 +143,41 @@ impl GuestWrites for Writes {
 
 impl Drop for Exact {
     fn drop(&mut self) {
-        if let Err(error) = self.vm.unmap(self.slot) {
-            stays(self.guest, &error);
-        }
+        unmap(self.guest, || self.vm.unmap(self.slot), end);
     }
 }
 
-/// Logs that memory is still mapped into the guest because the kernel had no memory to unmap it. Its device does not
-/// know, and from now on the guest sees whatever this process maps at that place.
-fn stays(guest: GuestAddress, error: &hypervisor::Error) {
-    log::error!("memory at {:#x} stays mapped: {error}", guest.0);
+/// Number of attempts to unmap memory of the guest, and the time between two of them.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
+
+/// Unmaps memory of the guest, which its owner unmaps from this process next: whatever took its place there would be
+/// the guest's. KVM refuses only while the kernel has no memory. If that lasts, `end` must end the VM.
+fn unmap<E: std::error::Error>(
+    guest: GuestAddress,
+    mut try_unmap: impl FnMut() -> Result<(), E>,
+    end: impl FnOnce(),
+) {
+    for _ in 1..ATTEMPTS {
+        match try_unmap() {
+            Ok(()) => return,
+            Err(error) => log::warn!("cannot unmap guest memory at {:#x} yet: {error}", guest.0),
+        }
+        thread::sleep(PAUSE);
+    }
+    if let Err(error) = try_unmap() {
+        log::error!(
+            "guest memory at {:#x} cannot be unmapped, so the VM ends: {error}",
+            guest.0
+        );
+        end();
+    }
+}
+
+/// Ends the process at once, and the VM with it.
+fn end() {
+    // SAFETY: ends the process, so nothing of it is used any more.
+    unsafe { libc::_exit(libc::EXIT_FAILURE) };
 }
 
 fn free(window: &Mutex<AddressAllocator>, range: &RangeInclusive) {
@@ -167,9 +194,28 @@ impl Mapping for Placed {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        match self.vm.unmap(self.slot) {
-            Ok(()) => free(&self.window, &self.range),
-            Err(error) => stays(self.guest_address(), &error),
+        unmap(self.guest_address(), || self.vm.unmap(self.slot), end);
+        free(&self.window, &self.range);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_stays_in_the_guest_ends_the_vm_before_it_is_reused() {
+        for (refusals, ends) in [(0, false), (ATTEMPTS - 1, false), (ATTEMPTS, true)] {
+            let (mut left, mut has_ended) = (refusals, false);
+            let try_unmap = || {
+                if left == 0 {
+                    return Ok(());
+                }
+                left -= 1;
+                Err(io::Error::from(io::ErrorKind::OutOfMemory))
+            };
+            unmap(GuestAddress(0x1000), try_unmap, || has_ended = true);
+            assert_eq!((left, has_ended), (0, ends), "{refusals} refusals");
         }
     }
 }
