@@ -221,7 +221,7 @@ impl Views {
         let pages = bar.aperture.pages();
         // A BAR has at most 64 pages of tables with small pages, and one with large pages.
         if anew || is_other || bar.left.len() > pages / PER_PAGE {
-            bar.left = VecDeque::from([0..pages]);
+            bar.left = VecDeque::from_iter(std::iter::once(0..pages));
             return;
         }
         for range in ranges {

@@ -71,8 +71,9 @@ impl Held {
 
     /// Lets it go on.
     pub fn allow(&mut self, waits: Waits) {
+        let Waits(file) = waits;
         let answer = [
-            waits.0.as_raw_fd().to_ne_bytes(),
+            file.as_raw_fd().to_ne_bytes(),
             libc::FAN_ALLOW.to_ne_bytes(),
         ]
         .concat();

@@ -58,7 +58,7 @@ fn tables_that_overlap_cost_no_more_memory_than_vram() {
     wait("the word", || guest.ram(0) == 2);
     let after = private();
     let mib = after.saturating_sub(before) >> 20;
-    assert!(mib < 2 * VRAM >> 20, "{mib} MiB for 64 MiB of VRAM");
+    assert!(mib < (2 * VRAM) >> 20, "{mib} MiB for 64 MiB of VRAM");
     assert!(guest.counter("tables_refused") > 7000);
     // What is forgotten makes room again.
     guest.front.reset();
