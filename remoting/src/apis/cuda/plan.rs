@@ -445,6 +445,7 @@ impl Outgoing<'_> {
             }
             let Parameter::Array {
                 element,
+                count,
                 output: true,
                 ..
             } = *parameter
@@ -454,14 +455,21 @@ impl Outgoing<'_> {
             if *word == 0 {
                 continue;
             }
-            let elements = u32::take(&mut reader)? as usize;
+            let elements = u32::take(&mut reader)?;
             // Before what says how many there were is written: it comes later in every call.
+            let room = self.elements(count).unwrap_or(0);
+            if elements as usize > room {
+                return Err(Malformed::Tag {
+                    what: "elements of an array",
+                    tag: elements,
+                });
+            }
+            let elements = elements as usize;
             let to = *word as *mut u8;
             match element.handle {
                 None => {
                     let bytes = reader.bytes(elements * element.size)?;
-                    // SAFETY: the caller has room for as many elements as it was asked for; the
-                    // worker is this application's own.
+                    // SAFETY: the caller has room for as many elements as it has asked for, which are no fewer.
                     unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
                 }
                 Some(kind) => {
@@ -757,6 +765,31 @@ mod tests {
         assert_eq!(plan.likeness(&host), plan.likeness(&other));
         other[4] ^= 1;
         assert_ne!(plan.likeness(&host), plan.likeness(&other));
+    }
+
+    #[test]
+    fn a_pool_that_answers_more_than_it_was_asked_for_writes_nothing() {
+        let plan = Plan::of(number("cuGraphGetNodes")).unwrap();
+        let (mut nodes, mut count) = ([7u64; 4], 2u64);
+        let words = [3, nodes.as_mut_ptr() as u64, &raw mut count as u64];
+        let outgoing = Outgoing {
+            plan,
+            words: &words,
+            scalars: Scalars::Device,
+        };
+        let answer = |nodes: u32| {
+            let mut answer = Vec::new();
+            nodes.put(&mut answer);
+            (0..nodes).for_each(|node| node.put(&mut answer));
+            1u32.put(&mut answer);
+            2u64.put(&mut answer);
+            answer
+        };
+        // SAFETY: the pointers are to locals, with room for as many nodes as the count says.
+        let mut write = |nodes| unsafe { outgoing.write(&answer(nodes), |_, id| id.into()) };
+        assert!(write(3).is_err());
+        assert!(write(2).is_ok());
+        assert_eq!(nodes, [0, 1, 7, 7]);
     }
 
     #[test]
