@@ -786,7 +786,7 @@ mod tests {
             answer
         };
         // SAFETY: the pointers are to locals, with room for as many nodes as the count says.
-        let mut write = |nodes| unsafe { outgoing.write(&answer(nodes), |_, id| id.into()) };
+        let write = |nodes| unsafe { outgoing.write(&answer(nodes), |_, id| id.into()) };
         assert!(write(3).is_err());
         assert!(write(2).is_ok());
         assert_eq!(nodes, [0, 1, 7, 7]);
