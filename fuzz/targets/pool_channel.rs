@@ -63,6 +63,7 @@ fuzz_target!(|bytes: &[u8]| {
                 assert!(!unit.contains(['/', '\0']) && !unit.starts_with('.') && !unit.is_empty());
             }
             Some(Said::Taken) => assert_eq!(files.len(), 1),
+            Some(Said::Serves(_, attachment)) => assert!(attachment.len() < count),
             Some(Said::Threads | Said::Failed(_)) | None => {}
         }
     }
