@@ -38,7 +38,6 @@ use super::{
 };
 
 mod changes;
-mod floods;
 
 const VRAM: u64 = 64 << 20;
 const RAM: u64 = 1 << 20;
@@ -129,14 +128,6 @@ impl Guest {
 
     /// A guest whose front receives messages, but handles none before it [listens](Self::listen).
     fn deaf(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
-        Self::made(socket, change, |_| {})
-    }
-
-    fn made(
-        socket: &Path,
-        change: impl FnOnce(&mut Options),
-        prepare: impl FnOnce(&mut Front),
-    ) -> Self {
         let file = sealed(RAM);
         let ram = Memory::shared(&file, 0, RAM as usize, Access::ReadWrite).unwrap();
         let region = MmapRegion::from_file(FileOffset::new(file, 0), RAM as usize).unwrap();
@@ -156,8 +147,7 @@ impl Guest {
         change(&mut options);
         let space = Arc::new(FakeSpace::default());
         let its: Arc<dyn AddressSpace> = Arc::clone(&space) as _;
-        let mut front = Front::new(&options, &its, GuestMemory::new(memory)).unwrap();
-        prepare(&mut front);
+        let front = Front::new(&options, &its, GuestMemory::new(memory)).unwrap();
         let front = Arc::new(front);
         std::thread::spawn(front.receiver().unwrap());
         let guest = Self {

@@ -40,12 +40,9 @@ const SCHEDULE_REASON: u32 = 0x00_254c;
 const CONTEXT_TIMEOUT: u32 = 0x0a;
 const ENGINE_STATUS: u32 = 0x00_2640;
 const COPY0: u32 = 4;
-/// Status of TLB requests.
-pub const TRANSLATIONS: u32 = 0x10_0c80;
-/// Its value when all are done, and there is room for more.
-pub const ROOM: u32 = 0x00ff_8000;
-/// Its bit that says that all are done.
-pub const TRANSLATED: u32 = 1 << 15;
+/// Status of TLB requests: all are done, and there is room for more.
+const TRANSLATIONS: u32 = 0x10_0c80;
+const ROOM: u32 = 0x00ff_8000;
 
 /// Whether all registers in the 4 KiB page at an address are plain: reading one changes nothing,
 /// and its value only changes when it is itself written. Such a page can be mapped as memory for
