@@ -145,7 +145,7 @@ pub trait PciFunction: Send {
 
     /// Holds back new requests to the host, as [`PciFunction::quiesce`] does, but does not wait for those in flight:
     /// fails as long as there are some. The caller, which has `waited` for them until now, repeats it, or calls
-    /// [`PciFunction::carry_on`].
+    /// [`PciFunction::carry_on`]. It holds although the driver resets the device; resuming the function ends it.
     fn hold(&mut self, waited: Duration) -> Result<(), LifecycleError> {
         let _ = waited;
         Ok(())

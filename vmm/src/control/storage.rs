@@ -36,6 +36,8 @@ const LATER: Duration = Duration::from_millis(20);
 /// Operations that wait for storage.
 pub(super) struct StorageWaits {
     timer: TimerFd,
+    /// When the timer expires, if it is armed.
+    due: Option<Instant>,
     /// The operation on the machine.
     wait: Option<Wait>,
     /// Slots that the guest has given up, with devices whose requests are in flight.
@@ -47,6 +49,8 @@ struct Wait {
     request: Option<(Request, Reply)>,
     /// The guest has asked for a reset, which follows if the request is refused.
     resets: bool,
+    /// The vCPUs were stopped for the request, and go on if it is refused.
+    stopped: bool,
     since: Instant,
     /// What has not answered.
     for_what: String,
@@ -57,6 +61,7 @@ impl StorageWaits {
     pub(super) fn new() -> io::Result<Self> {
         Ok(Self {
             timer: TimerFd::new()?,
+            due: None,
             wait: None,
             ejected: Vec::new(),
         })
@@ -78,13 +83,27 @@ impl StorageWaits {
         })
     }
 
+    /// Keeps a slot until its storage has answered.
+    fn leaves_later(&mut self, slot: Bdf) {
+        if !self.ejected.contains(&slot) {
+            self.ejected.push(slot);
+        }
+        self.arm();
+    }
+
+    /// Arms the timer. Never postpones it: the guest causes this as often as it likes.
     fn arm(&mut self) {
         let interval = match &self.wait {
             Some(wait) if wait.since.elapsed() < LATER => SOON,
             _ => LATER,
         };
-        if let Err(error) = self.timer.reset(interval, None) {
-            log::error!("waiting for storage does not work: {error}");
+        let at = Instant::now() + interval;
+        if self.due.is_some_and(|due| due <= at) {
+            return;
+        }
+        match self.timer.reset(interval, None) {
+            Ok(()) => self.due = Some(at),
+            Err(error) => log::error!("waiting for storage does not work: {error}"),
         }
     }
 }
@@ -144,28 +163,37 @@ impl Control {
     pub(super) fn when_quiet(&mut self, request: Request, reply: Reply) {
         let allowed = self.refuse_if_frozen(&request);
         let resets = self.storage.wait.take().is_some_and(|wait| wait.resets);
-        let stops = match (&mut self.life, &request, allowed) {
-            // Refused, or done at once.
-            (_, _, Err(_)) => false,
-            (Life::Live { machine, run, .. }, Request::VmPause, Ok(())) => {
-                let stops = *run == RunState::Running && !machine.is_frozen();
-                if stops {
-                    self.monitor.emit("vm", "pausing", &[]);
-                    machine.stop();
-                }
-                stops
+        let stopped = match (&mut self.life, allowed) {
+            (Life::Live { machine, run, .. }, Ok(())) => {
+                let is_running = *run == RunState::Running;
+                let pauses = matches!(request, Request::VmPause);
+                // A paused VM is refused another pause.
+                (is_running || !pauses).then(|| {
+                    if pauses {
+                        self.monitor.emit("vm", "pausing", &[]);
+                    }
+                    // The other devices of a VM that only loses one stay in use.
+                    let stops = is_running && (pauses || ends(&request));
+                    if stops {
+                        machine.stop();
+                    }
+                    stops
+                })
             }
-            (Life::Live { .. }, ..) => true,
-            _ => false,
+            _ => None,
         };
-        if !stops {
-            return reply.send(self.handle(request));
+        match stopped {
+            Some(stopped) => self.wait_for_storage(Some((request, reply)), resets, stopped),
+            // Refused, or done at once.
+            None => reply.send(self.handle(request)),
         }
-        self.wait_for_storage(Some((request, reply)), resets);
     }
 
     /// Resets the machine, as its guest has asked for, when storage has answered. The guest goes no further.
     pub(super) fn reset_when_quiet(&mut self) {
+        if let Some(machine) = self.life.machine_mut() {
+            machine.stop();
+        }
         if let Some(wait) = &mut self.storage.wait {
             // Nothing is left of a VM that is to be paused.
             if !wait
@@ -179,16 +207,14 @@ impl Control {
             wait.resets = true;
             return;
         }
-        if let Some(machine) = self.life.machine_mut() {
-            machine.stop();
-        }
-        self.wait_for_storage(None, true);
+        self.wait_for_storage(None, true, false);
     }
 
-    fn wait_for_storage(&mut self, request: Option<(Request, Reply)>, resets: bool) {
+    fn wait_for_storage(&mut self, request: Option<(Request, Reply)>, resets: bool, stopped: bool) {
         self.storage.wait = Some(Wait {
             request,
             resets,
+            stopped,
             since: Instant::now(),
             for_what: String::new(),
         });
@@ -199,6 +225,7 @@ impl Control {
     pub(super) fn storage_work(&mut self) {
         // Clears the timer; it is armed again if anything still waits.
         let _ = self.storage.timer.wait();
+        self.storage.due = None;
         for slot in std::mem::take(&mut self.storage.ejected) {
             self.ejected_when_quiet(slot);
         }
@@ -247,11 +274,10 @@ impl Control {
         match wait.request {
             Some((request, reply)) => {
                 let answer = self.handle(request);
-                let is_refused = answer.is_err();
-                reply.send(answer);
-                if is_refused && wait.resets {
-                    self.wait_for_storage(None, true);
+                if answer.is_err() {
+                    self.let_go(wait.resets, wait.stopped);
                 }
+                reply.send(answer);
             }
             None => {
                 if let Err(error) = self.reboot() {
@@ -264,20 +290,28 @@ impl Control {
 
     /// Refuses a request whose storage does not answer; the guest goes on, unless it has asked for a reset.
     fn give_up_waiting(&mut self, wait: Wait, error: &MachineError) {
-        let Some((request, reply)) = wait.request else {
+        let Some((_, reply)) = wait.request else {
             return;
         };
-        if wait.resets {
-            self.wait_for_storage(None, true);
-        } else if let Some(machine) = self.life.machine_mut() {
-            machine.devices().carry_on();
-            if matches!(request, Request::VmPause)
-                && let Err(error) = machine.resume()
-            {
-                log::error!("after a pause that failed, the guest does not go on: {error}");
-            }
-        }
+        self.let_go(wait.resets, wait.stopped);
         reply.send(Err(failed(error)));
+    }
+
+    /// Lets go what was held for a request that is refused, unless the guest has asked for a reset.
+    fn let_go(&mut self, resets: bool, stopped: bool) {
+        if resets {
+            return self.wait_for_storage(None, true, false);
+        }
+        let Some(machine) = self.life.machine_mut() else {
+            return;
+        };
+        machine.devices().carry_on();
+        if stopped && let Err(error) = machine.resume() {
+            log::error!(
+                "after a request that was refused, the guest does not go on: {}",
+                base::Chain(&error)
+            );
+        }
     }
 
     /// Handles that the guest has given up a slot, when the requests of the devices there have been answered.
@@ -289,10 +323,15 @@ impl Control {
         match held {
             Some(Err(error)) => {
                 log::debug!("{slot} leaves later: {}", base::Chain(&error));
-                self.storage.ejected.push(slot);
-                self.storage.arm();
+                self.storage.leaves_later(slot);
             }
-            _ => self.ejected(slot),
+            _ => {
+                self.ejected(slot);
+                // Of a slot that stays, or that has another device by now.
+                if let Some(machine) = self.life.machine_mut() {
+                    machine.devices().carry_on_in(slot);
+                }
+            }
         }
     }
 
@@ -306,5 +345,35 @@ impl Control {
         {
             reply.send(Err(ApiError::wrong_state(OVER)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_that_ejects_all_the_time_keeps_nobody_waiting() {
+        let mut waits = StorageWaits::new().unwrap();
+        let mut timer = libc::pollfd {
+            fd: waits.fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        let slots = [1, 2].map(|device| Bdf {
+            segment: 0,
+            bus: 0,
+            device,
+            function: 0,
+        });
+        for slot in slots.iter().cycle().take(10_000) {
+            waits.leaves_later(*slot);
+            // SAFETY: the array of one outlives the call.
+            if unsafe { libc::poll(&raw mut timer, 1, 1) } == 1 {
+                assert_eq!(waits.ejected, slots);
+                return;
+            }
+        }
+        panic!("it is never time to look");
     }
 }

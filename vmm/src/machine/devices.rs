@@ -752,6 +752,13 @@ impl Devices {
         }
     }
 
+    /// [`Devices::carry_on`] for the devices in a slot.
+    pub fn carry_on_in(&self, slot: Bdf) {
+        for (_, device) in self.in_slot(slot) {
+            lock(&device.function).carry_on();
+        }
+    }
+
     fn each(
         &self,
         step: impl Fn(&mut dyn devices::pci::PciFunction) -> Result<(), devices::pci::LifecycleError>,

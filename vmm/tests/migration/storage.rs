@@ -146,6 +146,14 @@ impl Waiting {
         self.vmm.until(operation, is_waiting);
     }
 
+    /// What the vCPU has done; it looks at its serial port all the time.
+    fn vcpu(&self) -> Value {
+        let counters = self.vmm.ctl(&["counters"]).stdout;
+        let counters: Value = serde_json::from_slice(&counters).unwrap();
+        assert!(counters["_cpu0"].is_object(), "{counters}");
+        counters["_cpu0"].clone()
+    }
+
     fn until_event(&mut self, event: &str) {
         let (events, text) = (self.events.clone(), format!("\"event\": \"{event}\""));
         self.vmm.until(event, |_| {
@@ -185,6 +193,29 @@ fn a_reset_takes_effect_when_storage_answers() {
     assert!(answer.status.success(), "{}", waiting.vmm.said());
     let info: Value = serde_json::from_slice(&waiting.vmm.ctl(&["info"]).stdout).unwrap();
     assert_eq!(info["state"], "Shutdown");
+}
+
+#[test]
+fn a_guest_stands_still_while_its_end_waits_for_storage() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut waiting) = Waiting::start(dir.path()) else {
+        return;
+    };
+    let read = waiting.held.waits();
+    let shutting_down = super::slow_disk::start(&waiting.vmm, &["shutdown"]);
+    waiting.until("Shutdown");
+    assert_eq!(waiting.vcpu(), waiting.vcpu());
+    // It is refused, and the guest goes on.
+    let answer = shutting_down.wait_with_output().unwrap();
+    assert!(!answer.status.success());
+    let before = waiting.vcpu();
+    assert_ne!(before, waiting.vcpu());
+    waiting.held.allow(read);
+    let answer = waiting.vmm.ctl(&["shutdown"]);
+    assert!(answer.status.success(), "{}", waiting.vmm.said());
 }
 
 #[test]

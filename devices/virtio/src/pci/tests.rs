@@ -345,6 +345,48 @@ fn a_driver_sees_its_reset_when_the_host_has_answered() {
 }
 
 #[test]
+fn a_device_that_is_held_does_not_start_before_it_is_let_go() {
+    let rig = Rig::new();
+    let (bdf, seen) = plug(&rig);
+    let driver = started(&rig, bdf);
+    let hold = |function: &mut dyn PciFunction| function.hold(Duration::ZERO).unwrap();
+    with_function(&rig, bdf, hold);
+    driver.set_status(0);
+    let driver = started(&rig, bdf);
+    assert_eq!(driver.status() & (DRIVER_OK | NEEDS_RESET), DRIVER_OK);
+    assert_eq!(seen.lock().unwrap().activations, 1);
+    with_function(&rig, bdf, hold);
+    with_function(&rig, bdf, |function| function.carry_on());
+    {
+        let seen = seen.lock().unwrap();
+        assert_eq!((seen.active.len(), seen.activations), (1, 2));
+        assert_eq!(seen.active[0].kick.read().unwrap(), 1, "what it missed");
+    }
+    // A removal quiesces it first.
+    with_function(&rig, bdf, |function| function.quiesce().unwrap());
+    driver.set_status(0);
+    started(&rig, bdf);
+    assert_eq!(seen.lock().unwrap().activations, 2);
+    with_function(&rig, bdf, |function| function.resume().unwrap());
+    assert_eq!(seen.lock().unwrap().activations, 3);
+    // What a pause keeps from running starts when that is over, however often it is let go meanwhile.
+    with_function(&rig, bdf, |function| {
+        function.pause().unwrap();
+        hold(function);
+        function.carry_on();
+    });
+    assert_eq!(seen.lock().unwrap().activations, 3);
+    with_function(&rig, bdf, |function| function.resume().unwrap());
+    assert_eq!(seen.lock().unwrap().activations, 4);
+    // A reset forgets that it was to start.
+    with_function(&rig, bdf, hold);
+    driver.set_status(0);
+    started(&rig, bdf).set_status(0);
+    with_function(&rig, bdf, |function| function.carry_on());
+    assert_eq!(seen.lock().unwrap().activations, 4);
+}
+
+#[test]
 fn only_a_reset_makes_a_device_forget_its_driver() {
     let rig = Rig::new();
     let (bdf, seen) = plug(&rig);

@@ -122,6 +122,10 @@ struct Registers {
     /// The driver has requested a reset, which has to wait for the host. Until it is done the
     /// driver sees the old status, as 2.4.2 requires.
     resetting: bool,
+    /// New requests to the host are held back. A device that the driver starts meanwhile starts when that is over.
+    held: bool,
+    /// The driver has started the device while it was held.
+    starts_later: bool,
     /// A misbehaving driver is logged once, and so is a failure of the host: the driver can trigger
     /// both at will.
     warned: AtomicBool,
@@ -161,6 +165,8 @@ impl Transport {
                 queues,
                 run: Run::Idle,
                 resetting: false,
+                held: false,
+                starts_later: false,
                 warned: AtomicBool::new(false),
                 host_warned: AtomicBool::new(false),
             }),
@@ -196,6 +202,7 @@ impl Transport {
 
     pub(super) fn quiesce(&self) -> Result<(), LifecycleError> {
         let mut registers = self.lock();
+        registers.held = true;
         if !matches!(registers.run, Run::Active(_)) {
             return Ok(());
         }
@@ -206,9 +213,11 @@ impl Transport {
             .map_err(LifecycleError::from)
     }
 
-    /// Holds back new requests; an error names those that are in flight, for which the caller has `waited`.
+    /// Holds back new requests, also if the driver resets the device and starts it again; an error names those that are
+    /// in flight, for which the caller has `waited`.
     pub(super) fn hold(&self, waited: Duration) -> Result<(), LifecycleError> {
         let mut registers = self.lock();
+        registers.held = true;
         if !matches!(registers.run, Run::Active(_)) {
             return Ok(());
         }
@@ -481,6 +490,14 @@ impl Registers {
     /// Handles DRIVER_OK: passes the queues to the device as the driver has set them up.
     fn start(&mut self) {
         match self.enabled_queues(|_| QueueProgress::default()) {
+            Ok(queues) if self.held => {
+                self.run = Run::Paused {
+                    queues,
+                    restored: false,
+                };
+                self.starts_later = true;
+                self.connect();
+            }
             Ok(queues) => {
                 // Whatever the failure, the driver sees DEVICE_NEEDS_RESET.
                 if let Err(error) = self.activate(queues) {
@@ -550,8 +567,16 @@ impl Registers {
         })
     }
 
-    /// Undoes a quiesce, unless the driver has requested a reset and waits for it.
+    /// Undoes a hold or a quiesce, unless the driver has requested a reset and waits for it.
     fn carry_on(&mut self) {
+        self.held = false;
+        if self.starts_later {
+            // Whatever the failure, the driver sees DEVICE_NEEDS_RESET.
+            if let Err(error) = self.start_paused() {
+                self.warn_host_once(&format!("does not start: {}", Chain(&error)));
+            }
+            return;
+        }
         let Run::Active(indexes) = &self.run else {
             return;
         };
@@ -565,6 +590,8 @@ impl Registers {
     }
 
     fn pause(&mut self) -> Result<(), LifecycleError> {
+        // From now on the device starts when it is resumed.
+        self.starts_later = false;
         let Run::Active(indexes) = &self.run else {
             return Ok(());
         };
@@ -598,6 +625,15 @@ impl Registers {
     }
 
     fn resume(&mut self) -> Result<(), LifecycleError> {
+        if self.held {
+            self.carry_on();
+        }
+        Ok(self.start_paused()?)
+    }
+
+    /// Starts a device whose queues are kept here.
+    fn start_paused(&mut self) -> Result<(), ActivateError> {
+        self.starts_later = false;
         match std::mem::replace(&mut self.run, Run::Idle) {
             Run::Paused { queues, restored } => {
                 let indexes: Vec<_> = queues.iter().map(|(index, _)| *index).collect();
@@ -644,6 +680,7 @@ impl Registers {
     fn clear(&mut self) {
         self.run = Run::Idle;
         self.resetting = false;
+        self.starts_later = false;
         self.disconnect();
         for kick in self.kicks.iter() {
             // Clears the counter; an error means that it is already clear.
