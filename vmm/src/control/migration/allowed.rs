@@ -45,6 +45,14 @@ impl Allowed {
             &serde_json::to_value(config).unwrap_or_default(),
             &mut reasons,
         );
+        for (index, net) in config.net.iter().flatten().enumerate() {
+            // It would get a new tap, with the addresses that the configuration has for it.
+            if net.tap.is_none() && net.fds.is_empty() {
+                reasons.push(format!(
+                    "the destination does not make a tap: net[{index}] has to name one, which --paths allows"
+                ));
+            }
+        }
         reasons
     }
 
@@ -137,6 +145,74 @@ mod tests {
             assert!(reasons[0].contains(path.to_str().unwrap()), "{reasons:?}");
         }
         assert_eq!(reasons(&vms.join("disk"), "tap0").len(), 1);
+    }
+
+    #[test]
+    fn every_path_of_a_configuration_is_a_name_that_has_to_be_allowed() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("src/config");
+        let mut fields = Vec::new();
+        for file in std::fs::read_dir(folder).unwrap() {
+            let text = std::fs::read_to_string(file.unwrap().path()).unwrap();
+            let types = [": PathBuf,", ": Option<PathBuf>,"];
+            let of_line = |line: &str| {
+                let field = types.iter().find_map(|of| line.strip_suffix(of))?;
+                Some(field.trim().trim_start_matches("pub ").to_owned())
+            };
+            fields.extend(text.lines().filter_map(of_line));
+        }
+        assert!(fields.len() > 25, "{fields:?}");
+        for field in fields {
+            assert!(NAMES.contains(&field.as_str()), "{field}");
+        }
+    }
+
+    #[test]
+    fn what_any_device_names_has_to_be_allowed() {
+        let config: VmConfig = serde_json::from_value(json!({
+            "payload": {"kernel": "/k", "initramfs": "/i", "firmware": "/f", "igvm": "/g"},
+            "memory": {"size": 0, "zones": [{"id": "z", "size": 1 << 30, "file": "/m"}]},
+            "disks": [{"path": "/d", "vhost_socket": "/dv"}],
+            "net": [{"tap": "t", "vhost_socket": "/nv"}],
+            "accels": [{"transport": "Gate", "server": "/s"}, {"socket": "/a"}],
+            "accel_server": {"socket": "/as"},
+            "gpus": [{"socket": "/gs", "record": "/gr"}],
+            "devices": [{"path": "/v"}],
+            "user_devices": [{"socket": "/u"}],
+            "vsock": {"cid": 3, "socket": "/vs"},
+            "serial": {"mode": "Socket", "socket": "/ss"},
+            "console": {"mode": "File", "file": "/c"},
+            "debug_console": {"mode": "File", "file": "/dc"},
+            "landlock_rules": [{"path": "/l", "access": "r"}],
+        }))
+        .unwrap();
+        let reasons = Allowed(Vec::new()).reasons(&config);
+        let names = [
+            "/k", "/i", "/f", "/g", "/m", "/d", "/dv", "t", "/nv", "/s", "/a", "/as", "/gs", "/gr",
+            "/v", "/u", "/vs", "/ss", "/c", "/dc", "/l",
+        ];
+        for name in names {
+            let quoted = format!("allow {name:?}");
+            assert!(
+                reasons.iter().any(|reason| reason.contains(&quoted)),
+                "{name}: {reasons:?}"
+            );
+        }
+        let all = names.map(PathBuf::from).into_iter();
+        let allowed = Allowed(all.chain(COMMON.map(PathBuf::from)).collect());
+        assert_eq!(allowed.reasons(&config), [""; 0]);
+    }
+
+    #[test]
+    fn a_network_card_without_a_tap_is_not_allowed() {
+        let config = json!({
+            "payload": {"kernel": "/k"},
+            "net": [{"tap": "t"}, {"ip": "192.168.0.1", "host_mac": "52:54:00:00:00:01"}],
+        });
+        let config = serde_json::from_value(config).unwrap();
+        let names = ["/k", "/dev/urandom", "t"].map(PathBuf::from);
+        let reasons = Allowed(names.to_vec()).reasons(&config);
+        assert_eq!(reasons.len(), 1, "{reasons:?}");
+        assert!(reasons[0].contains("net[1]"), "{reasons:?}");
     }
 
     #[test]

@@ -438,14 +438,19 @@ fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>
     }
 }
 
-/// Fields of a configuration that name a host resource.
-pub(super) const NAMES: [&str; 7] = [
+/// Fields of a configuration that name a host resource, in whatever device or part they are.
+pub(super) const NAMES: [&str; 12] = [
     "path",
     "socket",
+    "vhost_socket",
+    "server",
     "file",
+    "record",
     "tap",
     "kernel",
     "initramfs",
+    "firmware",
+    "igvm",
     "src",
 ];
 
