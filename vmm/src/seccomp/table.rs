@@ -194,6 +194,9 @@ const GPU: &[i64] = &[
 /// Looks for holes in the snapshot's memory. A build with assertions looks at a descriptor before it is closed.
 const PAGE_FAULT: &[i64] = &[libc::SYS_fcntl, libc::SYS_lseek];
 
+/// A build with assertions looks at a descriptor before it is closed.
+const CLOSES: &[i64] = &[libc::SYS_fcntl];
+
 const USER_DEVICE: &[i64] = &[libc::SYS_shutdown];
 
 /// Finds the descriptors of groups that a reset of a bus needs, or sends another process a message.
@@ -409,7 +412,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Migration => MIGRATION,
         ThreadRole::Lane => LANE,
         ThreadRole::Snapshot => SNAPSHOT,
-        ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => &[],
+        ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => CLOSES,
     }
 }
 
