@@ -147,13 +147,14 @@ fn what_is_lost_or_too_long_or_has_no_place_costs_nothing_of_what_comes_next() {
         assert!(!refused.contains('\u{7}'), "{refused}");
     }
     drop(no_place);
-    assert_eq!(pipe.read(&mut [0]).unwrap(), 0);
     let file = image().unwrap();
     thread::scope(|scope| {
         let asked = scope.spawn(|| ask(worker, 2, file.as_fd()));
         answer(&mut source, Ok(contents(b"came", BYTES)));
         asked.join().unwrap().unwrap();
     });
+    // A file is kept until the next one comes.
+    assert_eq!(pipe.read(&mut [0]).unwrap(), 0);
 }
 
 #[test]
