@@ -161,6 +161,7 @@ const ACCEL: &[i64] = &[
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_sendmsg,
+    libc::SYS_sendto,
     libc::SYS_setsockopt,
     libc::SYS_shutdown,
     libc::SYS_socket,
