@@ -19,7 +19,12 @@ use nvidia_abi::{
     wire::{Operation, Request},
 };
 
-use crate::{connection::Connection, pinned::Pinned};
+use base::fork::Mark;
+
+use crate::{
+    connection::Connection,
+    pinned::{Inherited, Pinned},
+};
 
 /// A device file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,7 +45,6 @@ pub type Attributes = (u64, u64);
 #[derive(Default)]
 pub struct Program {
     connection: Option<Connection>,
-    process: libc::pid_t,
     files: Vec<File>,
     /// Cookies of files of the process that this one was forked from: contexts do not survive a fork.
     inherited: Vec<u64>,
@@ -55,6 +59,9 @@ pub struct Program {
 const MOST: usize = 4096;
 
 static PROGRAM: Mutex<Option<Program>> = Mutex::new(None);
+/// This process, whose connection and files the program's are. A child that shares its memory until it executes a
+/// program is it, too.
+static OWN: Mark = Mark::new();
 /// Whether the program has used a device file.
 static IN_USE: AtomicBool = AtomicBool::new(false);
 
@@ -87,19 +94,25 @@ pub fn program() -> Locked {
     static FORKS: Once = Once::new();
     // SAFETY: the functions are valid for ever.
     FORKS.call_once(|| unsafe {
-        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(after_fork));
+        libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));
     });
     let mut program = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
-    let process = std::process::id().cast_signed();
     let known = program.get_or_insert_default();
-    if known.process != process {
-        known.forked(process);
+    if !OWN.is_own() {
+        known.forked();
+        if let Err(error) = OWN.set() {
+            // Until there is memory, nothing lasts longer than a call.
+            eprintln!("gantry-nvidia: cannot tell this process from its children: {error}");
+        }
     }
     Locked(program)
 }
 
-/// The lock of a thread that forks: the child has the lock's memory, but not the thread that would unlock it.
-struct Held(std::cell::UnsafeCell<Option<MutexGuard<'static, Option<Program>>>>);
+/// The lock of a thread that forks, and of what memory the child gets a copy. The child has the lock's memory, but not
+/// the thread that would unlock it.
+type Forking = (MutexGuard<'static, Option<Program>>, Vec<Inherited>);
+
+struct Held(std::cell::UnsafeCell<Option<Forking>>);
 
 // SAFETY: only the thread that has the lock uses it: from before the fork until after.
 unsafe impl Sync for Held {}
@@ -108,13 +121,25 @@ static HELD: Held = Held(std::cell::UnsafeCell::new(None));
 
 extern "C" fn before_fork() {
     let program = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
+    let pinned = program.iter().flat_map(|program| &program.pinned);
+    let inherited = pinned.flat_map(Pinned::inherited).collect();
     // SAFETY: this thread has the lock.
-    unsafe { *HELD.0.get() = Some(program) };
+    unsafe { *HELD.0.get() = Some((program, inherited)) };
 }
 
 extern "C" fn after_fork() {
     // SAFETY: this thread, or its copy in the child, has the lock.
-    unsafe { *HELD.0.get() = None };
+    let forking = unsafe { (*HELD.0.get()).take() };
+    // The next thread that forks finds nothing.
+    drop(forking);
+}
+
+extern "C" fn in_child() {
+    // SAFETY: as in `after_fork`, which follows.
+    let forking = unsafe { &*HELD.0.get() };
+    let inherited = forking.iter().flat_map(|(_, inherited)| inherited);
+    inherited.for_each(Inherited::copy);
+    after_fork();
 }
 
 /// The number that the kernel has for a socket. `None`: no socket.
@@ -131,15 +156,12 @@ fn cookie(file: RawFd) -> Option<u64> {
 
 impl Program {
     /// This is another process than the one that the files are of.
-    fn forked(&mut self, process: libc::pid_t) {
-        if let Some(connection) = self.connection.take() {
-            // The parent's memory in the slice stays mapped here; the connection is its own.
-            drop(connection);
-        }
+    fn forked(&mut self) {
+        // The parent's.
+        drop(self.connection.take());
         self.inherited
             .extend(self.files.drain(..).map(|file| file.cookie));
         self.pinned.clear();
-        self.process = process;
     }
 
     /// The connection to the worker. The first time that there is none, a line says so.

@@ -7,6 +7,7 @@
 
 use std::{
     fs, io,
+    ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     ptr,
 };
@@ -28,6 +29,8 @@ pub struct Pinned {
     length: usize,
     /// Where it is in the slice.
     pub offset: u64,
+    /// The parts that were the program's alone: a child has a copy of them.
+    private: Vec<Range<usize>>,
     /// Client, parent and handle of the object.
     pub object: [u32; 3],
 }
@@ -124,6 +127,7 @@ fn command<const N: usize>(file: &OwnedFd, command: u64, block: &mut [u64; N]) -
 struct Found {
     start: usize,
     end: usize,
+    protection: i32,
     is_shared: bool,
     offset: u64,
     path: String,
@@ -140,6 +144,7 @@ fn mappings(start: usize, length: usize) -> io::Result<Vec<Found>> {
         Some(Found {
             start: usize::from_str_radix(from, 16).ok()?,
             end: usize::from_str_radix(to, 16).ok()?,
+            protection: protection(rights),
             is_shared: rights.ends_with('s'),
             offset: u64::from_str_radix(offset, 16).ok()?,
             path: words.nth(2).unwrap_or_default().trim_start().to_owned(),
@@ -149,6 +154,60 @@ fn mappings(start: usize, length: usize) -> io::Result<Vec<Found>> {
     Ok(found
         .filter(|found| found.start < start + length && found.end > start)
         .collect())
+}
+
+/// The rights to a mapping as they are shown.
+fn protection(rights: &str) -> i32 {
+    let all = [
+        ('r', libc::PROT_READ),
+        ('w', libc::PROT_WRITE),
+        ('x', libc::PROT_EXEC),
+    ];
+    let given = all.into_iter().filter(|(sign, _)| rights.contains(*sign));
+    given.fold(libc::PROT_NONE, |sum, (_, right)| sum | right)
+}
+
+/// Memory of which a child gets a copy.
+pub struct Inherited {
+    start: usize,
+    length: usize,
+    protection: i32,
+}
+
+impl Inherited {
+    /// In the child: replaces the pages of the slice by a copy of them. The child may call nothing that takes a lock.
+    pub fn copy(&self) {
+        let &Self {
+            start,
+            length,
+            protection,
+        } = self;
+        let place = start as *mut c_void;
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let access = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: the range is the child's memory, which stays as it is but for the pages behind it. Another thread of
+        // the parent may have unmapped it meanwhile: then it cannot be read, and stays as it is.
+        unsafe {
+            if protection & libc::PROT_READ == 0
+                && libc::mprotect(place, length, libc::PROT_READ) < 0
+            {
+                return;
+            }
+            let new = memory::map(ptr::null_mut(), length, access, flags, -1, 0);
+            if new == libc::MAP_FAILED {
+                // Rather a fault than memory that the parent and its device write.
+                let flags = flags | libc::MAP_FIXED | libc::MAP_NORESERVE;
+                memory::map(place, length, libc::PROT_NONE, flags, -1, 0);
+                return;
+            }
+            let is_done = memory::copy(start, new as usize, length)
+                && libc::mprotect(new, length, protection) == 0;
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            if !is_done || libc::mremap(new, length, length, flags, place) == libc::MAP_FAILED {
+                libc::munmap(new, length);
+            }
+        }
+    }
 }
 
 fn refused(text: &str) -> io::Error {
@@ -209,6 +268,39 @@ unsafe fn replace_by(
     replaced
 }
 
+impl Pinned {
+    /// Its mappings. A part that was unmapped or replaced by the program is none.
+    fn mappings(&self) -> impl Iterator<Item = Found> {
+        let place = self.offset.wrapping_sub(self.start as u64);
+        let found = mappings(self.start, self.length).into_iter().flatten();
+        found.filter(move |found| {
+            found.path == SLICE && found.offset.wrapping_sub(found.start as u64) == place
+        })
+    }
+
+    /// What a child gets a copy of.
+    pub fn inherited(&self) -> Vec<Inherited> {
+        if self.private.is_empty() {
+            return Vec::new();
+        }
+        let common = |found: &Found, part: &Range<usize>| {
+            let (start, end) = (found.start.max(part.start), found.end.min(part.end));
+            (start < end).then(|| Inherited {
+                start,
+                length: end - start,
+                protection: found.protection,
+            })
+        };
+        self.mappings()
+            .flat_map(|found| {
+                self.private
+                    .iter()
+                    .filter_map(move |part| common(&found, part))
+            })
+            .collect()
+    }
+}
+
 impl Program {
     /// Moves the memory from `start` to `start + last` to the slice.
     pub fn pin(&mut self, start: u64, last: u64) -> io::Result<Pinned> {
@@ -224,6 +316,7 @@ impl Program {
         }
         let (start, length, end) = (start as usize, length as usize, end as usize);
         let mut covered = start;
+        let mut private = Vec::new();
         for found in mappings(start, length)? {
             if found.start > covered {
                 return Err(refused("a part of it is not mapped"));
@@ -235,6 +328,9 @@ impl Program {
                     || found.path == "/dev/zero");
             if !is_private && found.path != ZERO {
                 return Err(refused("it is a file, or shared with other processes"));
+            }
+            if is_private {
+                private.push(found.start.max(start)..found.end.min(end));
             }
         }
         if covered < end {
@@ -256,6 +352,7 @@ impl Program {
             start,
             length,
             offset,
+            private,
             object: [0; 3],
         })
     }
@@ -268,17 +365,7 @@ impl Program {
             offset,
             ..
         } = pinned;
-        let is_ours = |found: &Found| {
-            found.path == SLICE
-                && found.offset.wrapping_sub(found.start as u64)
-                    == offset.wrapping_sub(start as u64)
-        };
-        // A part that was unmapped or replaced by the program is not touched.
-        for found in mappings(start, length)
-            .into_iter()
-            .flatten()
-            .filter(is_ours)
-        {
+        for found in pinned.mappings() {
             let from = found.start.max(start);
             let length = found.end.min(start + length) - from;
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -179,14 +179,12 @@ impl Session {
     fn allocate(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let (client, parent) = (word(bytes, 0), word(bytes, 4));
         let class = made.call.inner.unwrap_or_default();
-        if !self.worker().objects.lock_unpoisoned().has_room(client) {
-            return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
-        }
+        self.check_room(client)?;
         if class == SYSTEM {
             return self.make_system(made, bytes);
         }
         let is_root = ROOTS.contains(&class);
-        if is_root && made.file.node != Node::Control {
+        if is_root && (made.file.node != Node::Control || made.file.left().shows_device()) {
             return Err(Denied::Status(status::INVALID_ARGUMENT));
         }
         let result = self.issue(made, bytes)?;
@@ -247,6 +245,7 @@ impl Session {
             }
             Some(IMPORT) if block != 0 => {
                 let (client, parent) = (word(bytes, 0), word(bytes, block + 4));
+                self.check_room(client)?;
                 let result = self.issue(made, bytes)?;
                 if Self::is_done(made, result, bytes) {
                     let count = usize::from(word(bytes, block + 648) as u16).min(128);
@@ -285,6 +284,7 @@ impl Session {
             .named
             .first()
             .ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
+        self.check_room(client)?;
         let mut pages = self.pages_of(client, handle)?;
         let class = self.class_of(client, handle);
         if pages.is_none() && class == VIDEO {
@@ -305,6 +305,15 @@ impl Session {
                 None,
             )
         } else if DEVICE_PAGES.contains(&class) {
+            // The program gets the file. Whoever has that of a client can make any call on the client.
+            if self
+                .worker()
+                .objects
+                .lock_unpoisoned()
+                .has_client_of(target.number)
+            {
+                return Err(Denied::Status(status::INVALID_ARGUMENT));
+            }
             let result = self.issue(made, bytes)?;
             if !Self::is_done(made, result, bytes) {
                 return Ok(result);
@@ -389,6 +398,15 @@ impl Session {
             made.file.left().spaces.push(word(bytes, 20));
         }
         Ok(result)
+    }
+
+    /// Whether there may be another object or mapping of a client, or another client.
+    pub fn check_room(&self, client: u32) -> Result<(), Denied> {
+        if self.worker().objects.lock_unpoisoned().has_room(client) {
+            Ok(())
+        } else {
+            Err(Denied::Status(status::INSUFFICIENT_RESOURCES))
+        }
     }
 
     /// The pages behind an object, if the worker gave it some.

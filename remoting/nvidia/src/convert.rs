@@ -44,9 +44,7 @@ impl Session {
         let (Some(length), Some(address)) = (length, address) else {
             return Err(Denied::Status(status::INVALID_ARGUMENT));
         };
-        if !self.worker().objects.lock_unpoisoned().has_room(client) {
-            return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
-        }
+        self.check_room(client)?;
         put(bytes, 24, (address as u64).to_le_bytes());
         let result = self.issue(made, bytes);
         put(bytes, 24, offset.to_le_bytes());
@@ -142,6 +140,7 @@ impl Session {
             .and_then(|client| Some((client.file, client.of_class(GPU)?, client.free_handle()?)));
         drop(objects);
         let (control, gpu, handle) = known.ok_or(Denied::Status(status::INVALID_CLIENT))?;
+        self.check_room(client)?;
         let control = self
             .file(control)
             .ok_or(Denied::Status(status::INVALID_CLIENT))?;

@@ -9,7 +9,7 @@ use rustix::{
     net::{SendFlags, send},
 };
 
-use crate::{files::OpenFile, server::Worker};
+use crate::{files::OpenFile, server::Worker, session::has_unread};
 
 /// What to wait for.
 pub struct Events(OwnedFd);
@@ -28,6 +28,29 @@ impl Events {
         let data = EventData::new_u64(file.number.into());
         // A hang-up is always reported.
         Ok(epoll::add(&self.0, file.end(), data, EventFlags::empty())?)
+    }
+
+    /// Waits neither for a file's end nor for its events any longer.
+    pub fn forget(&self, file: &OpenFile) {
+        for watched in [file.end(), file.device()] {
+            // One that was never watched is not there.
+            let _ = epoll::delete(&self.0, watched);
+        }
+    }
+
+    /// How many are ready now.
+    #[cfg(test)]
+    pub fn ready(&self) -> io::Result<usize> {
+        let mut list = Vec::with_capacity(4);
+        let none = rustix::event::Timespec {
+            tv_sec: 0,
+            tv_nsec: 0,
+        };
+        Ok(epoll::wait(
+            &self.0,
+            spare_capacity(&mut list),
+            Some(&none),
+        )?)
     }
 
     /// Tells the program of events of the device file from now on.
@@ -66,16 +89,7 @@ pub fn run(worker: &Worker) {
 
 /// Sends a byte, unless one is still unread.
 fn tell(file: &Arc<OpenFile>) {
-    let mut unread = 0i32;
-    // SAFETY: the call writes one int.
-    let result = unsafe {
-        libc::ioctl(
-            std::os::fd::AsRawFd::as_raw_fd(&file.end()),
-            libc::TIOCOUTQ,
-            &mut unread,
-        )
-    };
-    if result == 0 && unread == 0 {
+    if !has_unread(file.end()) {
         // A program's end that is full or gone needs no byte.
         let _ = send(file.end(), &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }

@@ -19,6 +19,8 @@ use crate::{device::Node, objects::Pages, slice::Slice};
 
 /// The most files of all programs.
 const MOST: usize = 1 << 13;
+/// Descriptors of the worker for each file: the device file and the worker's end.
+pub const DESCRIPTORS: u64 = 2;
 
 /// What a mapping of a file shows.
 #[derive(Clone)]
@@ -50,6 +52,13 @@ pub struct Left {
     pub spaces: Vec<u32>,
     /// Unified memory: pools.
     pub pools: Vec<Pool>,
+}
+
+impl Left {
+    /// Whether a program that maps the file gets it.
+    pub fn shows_device(&self) -> bool {
+        matches!(self.view, Some(View::Device(_)))
+    }
 }
 
 /// An open device file.
@@ -89,22 +98,24 @@ pub struct Files {
     random: File,
     open: HashMap<u32, Arc<OpenFile>>,
     last: u32,
+    most: usize,
 }
 
 impl Files {
-    /// No files.
-    pub fn new() -> io::Result<Self> {
+    /// No files. There may be `room` of them.
+    pub fn new(room: usize) -> io::Result<Self> {
         let random = File::open("/dev/urandom")?;
         Ok(Self {
             random,
             open: HashMap::new(),
             last: 0,
+            most: room.min(MOST),
         })
     }
 
     /// Adds a device file. Answers the program's end, too.
     pub fn add(&mut self, node: Node, device: OwnedFd) -> io::Result<(Arc<OpenFile>, OwnedFd)> {
-        if self.open.len() >= MOST {
+        if self.open.len() >= self.most {
             return Err(io::Error::from_raw_os_error(libc::EMFILE));
         }
         let mut token = [0; TOKEN];

@@ -106,6 +106,11 @@ impl Objects {
         }
     }
 
+    /// Whether a client lives on this control file.
+    pub fn has_client_of(&self, file: u32) -> bool {
+        self.clients.values().any(|client| client.file == file)
+    }
+
     /// A new client on this control file.
     pub fn add_client(&mut self, handle: u32, file: u32) {
         let client = Client {
@@ -118,7 +123,16 @@ impl Objects {
 
     /// A new object. One that had the same handle is gone.
     pub fn add(&mut self, client: u32, handle: u32, object: Object) -> Vec<Pages> {
-        let gone = self.remove(client, handle);
+        let Some(known) = self.clients.get(&client) else {
+            return Vec::new();
+        };
+        // Looking for what an object contained takes as long as there are objects.
+        let is_known = known.objects.contains_key(&handle);
+        let gone = if is_known {
+            self.remove(client, handle)
+        } else {
+            Vec::new()
+        };
         if let Some(client) = self.clients.get_mut(&client) {
             client.objects.insert(handle, object);
         }

@@ -2,32 +2,42 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::fs::FileTypeExt},
     path::Path,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
+    time::Duration,
 };
 
-use base::{Unpoisoned, note};
+use base::{Unpoisoned, limits::Limit, note};
 use nvidia_abi::Branch;
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind, listen, socket_with,
+use rustix::{
+    io::Errno,
+    net::{
+        AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
+        listen, shutdown, socket_with,
+    },
 };
 
 use crate::{
     device::Device,
     events::{self, Events},
-    files::Files,
+    files::{DESCRIPTORS, Files},
     objects::{Objects, Pages},
     record::Record,
-    session::Session,
+    session::{Session, has_unread},
 };
 
 /// The most programs at a time.
 const MOST_PROGRAMS: usize = 256;
+/// Descriptors of the worker itself, and of each program: its connection, its slice, and one on its way to it.
+const OWN_DESCRIPTORS: u64 = 64;
+const PROGRAM_DESCRIPTORS: u64 = 3;
+/// How long to wait for what programs use up: descriptors, memory, an answer that is not read.
+const PAUSE: Duration = Duration::from_millis(100);
 
 /// The worker could not be started.
 #[derive(Debug, thiserror::Error)]
@@ -58,7 +68,8 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// A worker for these device files. Each program gets a slice of `slice_length` bytes.
+    /// A worker for these device files. Each program gets a slice of `slice_length` bytes. All programs together may
+    /// open as many device files as fit under the process's soft limit of descriptors.
     ///
     /// # Errors
     /// The driver is of no known branch, or the system refuses.
@@ -69,12 +80,15 @@ impl Worker {
     ) -> Result<Arc<Self>, Error> {
         let version = device.version().map_err(Error::Version)?;
         let branch = Branch::of_version(&version).ok_or_else(|| Error::Branch(version.clone()))?;
+        let soft = Limit::now()?.soft;
+        let others = OWN_DESCRIPTORS + PROGRAM_DESCRIPTORS * MOST_PROGRAMS as u64;
+        let room = Limit { soft, hard: soft }.room(others, DESCRIPTORS);
         Ok(Arc::new(Self {
             device,
             version,
             branch,
             slice_length,
-            files: Mutex::new(Files::new()?),
+            files: Mutex::new(Files::new(room)?),
             objects: Mutex::default(),
             events: Events::new()?,
             record,
@@ -89,7 +103,8 @@ impl Worker {
         self.branch
     }
 
-    /// Serves programs that connect, until accepting fails.
+    /// Serves programs that connect, until accepting fails for another reason than a lack of descriptors or memory,
+    /// which is waited for.
     ///
     /// # Errors
     /// The system refuses a thread or a connection.
@@ -98,12 +113,21 @@ impl Worker {
         thread::Builder::new()
             .name("events".into())
             .spawn(move || events::run(&worker))?;
+        let mut is_short = false;
         loop {
             let connection = match accept_with(&listener.0, SocketFlags::CLOEXEC) {
                 Ok(connection) => connection,
-                Err(rustix::io::Errno::INTR | rustix::io::Errno::CONNABORTED) => continue,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(error @ (Errno::MFILE | Errno::NFILE | Errno::NOBUFS | Errno::NOMEM)) => {
+                    if !std::mem::replace(&mut is_short, true) {
+                        note!("gantry-nvidia: programs wait to be connected: {error}");
+                    }
+                    thread::sleep(PAUSE);
+                    continue;
+                }
                 Err(error) => return Err(error.into()),
             };
+            is_short = false;
             if self.programs.fetch_add(1, Ordering::Relaxed) >= MOST_PROGRAMS {
                 self.programs.fetch_sub(1, Ordering::Relaxed);
                 note!(
@@ -115,6 +139,11 @@ impl Worker {
             let run = move || {
                 if let Err(error) = Session::serve(&worker, &connection) {
                     note!("gantry-nvidia: a program's connection ends: {error}");
+                }
+                let _ = shutdown(&connection, Shutdown::Both);
+                // A file in an answer that nobody reads counts for all programs until the program closes its end.
+                while has_unread(&connection) {
+                    thread::sleep(PAUSE);
                 }
                 worker.programs.fetch_sub(1, Ordering::Relaxed);
             };
@@ -140,6 +169,8 @@ impl Worker {
         if let Some(record) = &self.record {
             record.close(number);
         }
+        // A call may have the file for a while, which must not be reported again and again.
+        self.events.forget(&file);
         // Closes the device file, unless a call is under way on it.
         drop(file);
         pages.into_iter().for_each(Pages::release);
@@ -164,12 +195,47 @@ impl Listener {
                 None,
             )
         };
-        if rustix::net::connect(socket()?, &address) == Err(rustix::io::Errno::CONNREFUSED) {
+        // Of a file that is no socket, the kernel says the same. It stays, and is in use.
+        if rustix::net::connect(socket()?, &address) == Err(Errno::CONNREFUSED)
+            && std::fs::symlink_metadata(path)?.file_type().is_socket()
+        {
             std::fs::remove_file(path)?;
         }
         let listener = socket()?;
         bind(&listener, &address)?;
         listen(&listener, 64)?;
         Ok(Self(listener))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{device::Node, stand_in::StandIn};
+
+    #[test]
+    fn a_closed_file_that_a_call_still_has_is_not_waited_for() {
+        let worker = Worker::new(Box::new(StandIn::default()), 1 << 20, None).expect("it is known");
+        let device = worker.device.open(Node::Control).expect("it opens");
+        let added = worker.files.lock_unpoisoned().add(Node::Control, device);
+        let (file, program) = added.expect("there are descriptors");
+        worker.events.watch_end(&file).expect("it is watched");
+        worker.events.watch_device(&file).expect("it is watched");
+        drop(program);
+        assert_eq!(worker.events.ready().expect("it waits"), 1);
+        worker.close(file.number);
+        assert_eq!(worker.events.ready().expect("it waits"), 0);
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_is_not_removed() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let path = folder.path().join("nvidia.sock");
+        std::fs::write(&path, "text").expect("there is room");
+        assert!(Listener::bind(&path).is_err());
+        assert_eq!(std::fs::read(&path).expect("it is there"), b"text");
+        std::fs::remove_file(&path).expect("it is there");
+        drop(Listener::bind(&path).expect("nothing is there"));
+        Listener::bind(&path).expect("nobody listens any longer");
     }
 }

@@ -4,8 +4,10 @@ use std::{
     collections::HashSet,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::Arc,
+    thread,
+    time::Duration,
 };
 
 use base::Unpoisoned;
@@ -23,7 +25,11 @@ use crate::{
 };
 
 /// The most files of a program.
-const MOST_FILES: usize = 1 << 10;
+const MOST_FILES: usize = 256;
+
+/// How long an answer waits for files on their way to other programs to be read, and how often it tries.
+const MOST_WAIT: Duration = Duration::from_secs(10);
+const RETRY: Duration = Duration::from_millis(10);
 
 /// A failed request: an error number.
 pub type Errno = i32;
@@ -80,6 +86,12 @@ impl Session {
             let (length, files) = receive(connection, &mut packet)?;
             if length == 0 {
                 return Ok(());
+            }
+            // The kernel counts the files on their way to all programs together.
+            if has_unread(connection) {
+                return Err(io::Error::other(
+                    "a request before the last answer was read",
+                ));
             }
             let malformed = || io::Error::from(io::ErrorKind::InvalidData);
             let (request, follow) =
@@ -343,10 +355,25 @@ fn send(
         ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(file)));
     }
     let vectors = [IoSlice::new(&header), IoSlice::new(bytes)];
+    let mut waited = Duration::ZERO;
     loop {
         match sendmsg(connection, &vectors, &mut ancillary, SendFlags::NOSIGNAL) {
             Err(rustix::io::Errno::INTR) => {}
+            // Too many files are on their way to programs of the worker's user.
+            Err(rustix::io::Errno::TOOMANYREFS) if waited < MOST_WAIT => {
+                thread::sleep(RETRY);
+                waited += RETRY;
+            }
             result => return Ok(result.map(|_| ())?),
         }
     }
+}
+
+/// Whether the other end of a socket has not read all that was sent to it.
+pub fn has_unread(socket: impl AsFd) -> bool {
+    let mut unread = 0i32;
+    // SAFETY: the call writes one int.
+    let result =
+        unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
+    result == 0 && unread > 0
 }

@@ -139,6 +139,143 @@ fn words(length: usize, words: &[(usize, u32)]) -> Vec<u8> {
     block
 }
 
+/// A program with a client, a GPU's file and the GPU as an object.
+struct Owner {
+    socket: OwnedFd,
+    control: u32,
+    client: u32,
+    _ends: [OwnedFd; 2],
+}
+
+const GPU: u32 = 0x5c00_0002;
+const ALLOCATE: u32 = 0xc030_462b;
+const MAP: u32 = 0xc038_464e;
+/// The class of a doorbell.
+const DOORBELL: u32 = 0xc661;
+
+impl Owner {
+    fn new(served: &Served) -> Self {
+        let socket = served.program();
+        let (control, _, control_end) = open(&socket, "/dev/nvidiactl");
+        let (gpu, _, gpu_end) = open(&socket, "/dev/nvidia0");
+        let mut owner = Self {
+            socket,
+            control,
+            client: 0,
+            _ends: [control_end, gpu_end],
+        };
+        owner.call(gpu, 0xc004_46c9, &words(4, &[(0, control)]));
+        let root = owner.call(control, ALLOCATE, &words(48, &[(12, 0x41)]));
+        owner.client = word(&root, 8);
+        assert_eq!(owner.allocate(owner.client, GPU, 0x80, 56), 0);
+        owner
+    }
+
+    fn call(&self, file: u32, command: u32, bytes: &[u8]) -> Vec<u8> {
+        let call = ask(
+            &self.socket,
+            Operation::Call,
+            file,
+            1,
+            command.into(),
+            bytes,
+        );
+        let (answer, bytes, _) = call.expect("it answers");
+        assert_eq!(answer.result, 0, "{command:x}");
+        bytes
+    }
+
+    /// Answers the status.
+    fn allocate(&self, parent: u32, handle: u32, class: u32, parameters: usize) -> u32 {
+        let header = [
+            (0, self.client),
+            (4, parent),
+            (8, handle),
+            (12, class),
+            (16, 1),
+        ];
+        let answer = self.call(self.control, ALLOCATE, &words(48 + parameters, &header));
+        word(&answer, 40)
+    }
+
+    /// Asks for a mapping by way of a file. Answers the status and its number.
+    fn map(&self, handle: u32, length: u32, file: u32) -> (u32, u32) {
+        let block = [
+            (0, self.client),
+            (4, GPU),
+            (8, handle),
+            (24, length),
+            (48, file),
+        ];
+        let answer = self.call(self.control, MAP, &words(56, &block));
+        (word(&answer, 40), word(&answer, 32))
+    }
+}
+
+fn word(bytes: &[u8], at: usize) -> u32 {
+    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
+}
+
+#[test]
+fn a_program_that_reads_no_answers_is_disconnected() {
+    let served = serve();
+    let other = served.program();
+    let program = served.program();
+    let request = Request {
+        operation: Operation::Pages,
+        file: 0,
+        a: 4096,
+        b: 0,
+        length: 0,
+    };
+    let mut sent = 0;
+    // Nobody reads: the connection ends long before the socket is full.
+    while rustix::net::send(&program, &request.to_bytes(), SendFlags::NOSIGNAL).is_ok() {
+        sent += 1;
+        assert!(sent < 1 << 16, "it is still connected");
+    }
+    open(&other, "/dev/nvidiactl");
+}
+
+#[test]
+fn a_client_has_a_bounded_number_of_mappings() {
+    let served = serve();
+    let owner = Owner::new(&served);
+    assert_eq!(owner.allocate(GPU, 7, DOORBELL, 2), 0);
+    let (file, _, _end) = open(&owner.socket, "/dev/nvidia0");
+    let mut first = 0;
+    for round in 0..=1 << 16 {
+        match owner.map(7, 4096, file) {
+            (0, number) if round == 0 => first = number,
+            (0, _) => {}
+            (status, _) => {
+                assert_eq!((round, status), (1 << 16, 0x1a));
+                break;
+            }
+        }
+        assert!(round < 1 << 16, "there is no end to them");
+    }
+    let unmap = [(0, owner.client), (4, GPU), (8, 7), (16, first)];
+    owner.call(owner.control, 0xc020_464f, &words(32, &unmap));
+    assert_eq!(owner.map(7, 4096, file).0, 0, "there is room for one again");
+}
+
+#[test]
+fn a_clients_own_file_is_not_given_to_map_a_page_of_the_device() {
+    let served = serve();
+    let owner = Owner::new(&served);
+    assert_eq!(owner.allocate(GPU, 7, DOORBELL, 2), 0);
+    assert_ne!(owner.map(7, 4096, owner.control).0, 0);
+    let shown = ask(&owner.socket, Operation::Map, owner.control, 0, 4096, &[]);
+    let (answer, _, file) = shown.expect("it answers");
+    assert!(answer.result < 0 && file.is_none());
+    // Nor does a file that was given get a client.
+    let (control, _, _end) = open(&owner.socket, "/dev/nvidiactl");
+    assert_eq!(owner.map(7, 4096, control).0, 0);
+    let root = owner.call(control, ALLOCATE, &words(48, &[(12, 0x41)]));
+    assert_ne!(word(&root, 40), 0);
+}
+
 #[test]
 fn what_is_no_request_ends_the_connection_only() {
     let served = serve();

@@ -104,6 +104,20 @@ fn memory_that_is_pinned_keeps_address_and_contents() {
                 assert_eq!(opened.describe(MEMORY, memory, 1 << 20), 0);
                 let words = [0, 1, last].map(|at| memory.add(at).read_volatile());
                 assert_eq!(words, [41, 41 + ADDED, 5]);
+                // A child has a copy, unless the memory is shared with children.
+                let is_shared = flags & libc::MAP_SHARED != 0;
+                let child = libc::fork();
+                if child == 0 {
+                    let words = [0, 1, last].map(|at| memory.add(at).read_volatile());
+                    memory.add(last).write_volatile(77);
+                    libc::_exit(i32::from(words != [41, 41 + ADDED, 5]));
+                }
+                let mut status = 0;
+                assert_eq!(libc::waitpid(child, &mut status, 0), child);
+                assert_eq!(status, 0, "the child has the contents");
+                let seen = memory.add(last).read_volatile();
+                assert_eq!(seen, if is_shared { 77 } else { 5 });
+                memory.add(last).write_volatile(5);
                 memory.write_volatile(43);
                 assert_eq!(opened.free(MEMORY), 0);
                 let words = [0, 1, last].map(|at| memory.add(at).read_volatile());
@@ -372,6 +386,35 @@ fn a_file_is_the_same_when_copied_passed_or_inherited() {
         }
         return;
     };
+}
+
+#[test]
+fn a_child_that_shares_memory_keeps_its_parents_files() {
+    let Some(_) = with_program("a_child_that_shares_memory_keeps_its_parents_files") else {
+        let opened = Opened::new();
+        // SAFETY: the child makes a call and ends, as between vfork and exec.
+        unsafe {
+            let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+            let mut stack = vec![0u128; 1 << 16];
+            let top = stack.as_mut_ptr().add(stack.len()).cast();
+            let file = std::ptr::from_ref(&opened.control).cast_mut();
+            let child = libc::clone(stat_and_end, top, flags, file.cast());
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert_eq!(status, 0, "the child knows the file");
+        }
+        assert_eq!(opened.memory(MEMORY, 0x3e, 0x1000), 0, "it is still ours");
+        return;
+    };
+}
+
+extern "C" fn stat_and_end(file: *mut libc::c_void) -> libc::c_int {
+    // SAFETY: the test gives a file; zeroes are a valid value that the call fills.
+    unsafe {
+        let mut found: libc::stat = std::mem::zeroed();
+        let result = libc::fstat(*file.cast::<i32>(), &mut found);
+        i32::from(result != 0 || found.st_mode & libc::S_IFMT != libc::S_IFCHR)
+    }
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
+use base::limits::Limit;
 use clap::Parser;
 use gantry_nvidia::{
     confine::confine,
@@ -26,6 +27,7 @@ struct Options {
 }
 
 fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+    Limit::raise()?;
     let record = options.record.as_deref().map(Record::create).transpose()?;
     let worker = Worker::new(Box::new(Kernel), options.slice << 20, record)?;
     let listener = Listener::bind(&options.socket)?;
