@@ -235,22 +235,3 @@ fn the_api_answers_while_a_pause_waits_for_storage() {
     assert!(pausing.wait_with_output().unwrap().status.success());
     assert!(waiting.vmm.ctl(&["resume"]).status.success());
 }
-
-#[test]
-fn the_api_answers_while_a_forced_removal_waits_for_storage() {
-    if !has_kvm() {
-        return;
-    }
-    let dir = tempfile::tempdir().unwrap();
-    let Some(mut waiting) = Waiting::start(dir.path()) else {
-        return;
-    };
-    let read = waiting.held.waits();
-    let removing = super::slow_disk::start(&waiting.vmm, &["remove-device", "_rng0", "--force"]);
-    waiting.until("RemoveDevice");
-    assert!(waiting.vmm.ctl(&["ping"]).status.success());
-    waiting.held.allow(read);
-    let answer = removing.wait_with_output().unwrap();
-    assert!(answer.status.success(), "{}", waiting.vmm.said());
-    waiting.until_event("device-removed");
-}
