@@ -15,7 +15,9 @@ use crate::{
     capture,
     entry::{Outcome, connected, entry_points, put},
     forward::forward,
-    handles, signals,
+    handles,
+    link::Link,
+    signals,
     streams::exact,
     turns,
 };
@@ -106,6 +108,26 @@ pub fn device() -> Outcome<CUdevice> {
 /// Whether a context is one of this device.
 pub fn is_of(context: u64, device: CUdevice) -> bool {
     DEVICES.lock_unpoisoned().contains(&(context, device))
+}
+
+/// Waits for the work of all contexts, before host memory that any of them may use is given up. Returns the error of the
+/// current one: those of the others are not the caller's.
+///
+/// # Errors
+/// The driver's.
+pub fn wait_for_all(link: &Link, current: u32) -> Outcome {
+    let others: Vec<u32> = DEVICES
+        .lock_unpoisoned()
+        .iter()
+        .filter_map(|(context, _)| handles::valid(Kind::Context, *context).ok())
+        .filter(|context| *context != current)
+        .collect();
+    let waited = link.ask(&ContextSynchronize { context: current });
+    for context in others {
+        // It may have been destroyed meanwhile.
+        let _ = link.ask(&ContextSynchronize { context });
+    }
+    exact(link, current, 0, waited)
 }
 
 /// Runs a call with another context being current.

@@ -311,7 +311,7 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
         }
         (false, false) => {
             let (context, stream) = (order.context, order.stream);
-            let is_pinned = |at| find(link, at).is_some();
+            let is_pinned = |at| checked(link, at, size).is_ok();
             if !order.wait && link.is_shared() && is_pinned(to) && is_pinned(from) {
                 // SAFETY: both are the caller's memory, which stays valid until the copy is done.
                 let copy = move || unsafe {

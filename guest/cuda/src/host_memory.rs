@@ -6,11 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use base::{Mapping, Unpoisoned};
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{
-    Kind,
-    calls::{ContextSynchronize, Pin},
-    codes,
-};
+use gantry_remoting::apis::cuda::{Kind, calls::Pin, codes};
 
 use crate::{
     context, device,
@@ -18,7 +14,6 @@ use crate::{
     handles,
     link::Link,
     memory::{What, find},
-    streams::exact,
 };
 
 /// All flags that exist: `CU_MEMHOSTALLOC_PORTABLE` and the like.
@@ -150,9 +145,9 @@ entry_points! {
             return Err(codes::INVALID_VALUE);
         }
         // Copies may be in flight. An earlier error is not this memory's fault.
-        let waited = link.ask(&ContextSynchronize { context });
+        let waited = context::wait_for_all(link, context);
         give_back(link, known.start);
-        exact(link, context, 0, waited)
+        waited
     }
 
     // Copies of registered memory pass through the window, in stream order.
@@ -181,9 +176,9 @@ entry_points! {
             _ => return Err(codes::HOST_MEMORY_NOT_REGISTERED),
         }
         // Copies may be in flight, and the program frees the memory next. An earlier error is not this memory's fault.
-        let waited = link.ask(&ContextSynchronize { context });
+        let waited = context::wait_for_all(link, context);
         link.state.memory.lock_unpoisoned().remove(p as u64);
-        exact(link, context, 0, waited)
+        waited
     }
 
     fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: c_uint) {

@@ -59,13 +59,16 @@ pub fn edges(graph: u32) -> Outcome<Vec<(u32, u32)>> {
         .collect()
 }
 
-/// The order of the functions and copies of a graph. None if it has only one of these, or if it is unknown.
+/// The order of the functions and copies of a graph. None if it has only one of these, or if it is unknown. Copies from
+/// memory that is not registered do not count: they read it when the graph is launched, whatever precedes them.
 pub fn before(graph: u32, calls: &[Call], copies: &[Paged]) -> Option<Before> {
-    let (back, there): (Vec<&Paged>, Vec<&Paged>) =
-        copies.iter().partition(|copy| copy.is_to_host());
+    let (back, there): (Vec<&Paged>, Vec<&Paged>) = copies
+        .iter()
+        .filter(|copy| copy.is_to_host() || copy.is_registered())
+        .partition(|copy| copy.is_to_host());
     let [back, there] = [back, there].map(|all| nodes(all.into_iter().map(Paged::node)));
     let called = nodes(calls.iter().map(|call| call.node));
-    if calls.is_empty() || copies.is_empty() {
+    if calls.is_empty() || back.is_empty() && there.is_empty() {
         return None;
     }
     // For nodes of child graphs, the order is unknown.

@@ -6,7 +6,7 @@ use base::Unpoisoned;
 use cuda_definition::driver::types::*;
 use gantry_remoting::apis::cuda::{
     Kind,
-    calls::{Allocate, AllocatePitch, ContextSynchronize, Free, MemoryInfo, PointerDevice, Source},
+    calls::{Allocate, AllocatePitch, Free, MemoryInfo, PointerDevice, Source},
     codes,
 };
 
@@ -16,7 +16,6 @@ use crate::{
     entry::{Outcome, connected, entry_points, offer, put},
     handles, host_memory,
     link::{self, Link},
-    streams::exact,
 };
 
 /// The kind of an allocation.
@@ -298,9 +297,9 @@ entry_points! {
         }
         let known = find(link, dptr).filter(|known| known.start == dptr).ok_or(codes::INVALID_VALUE)?;
         if known.what == What::Managed {
-            let waited = link.ask(&ContextSynchronize { context });
+            let waited = context::wait_for_all(link, context);
             host_memory::give_back(link, known.start);
-            return exact(link, context, 0, waited);
+            return waited;
         }
         freed(link, &known, || link.ask(&Free { context, address: dptr, stream: None }))
     }

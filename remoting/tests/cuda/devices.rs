@@ -5,13 +5,16 @@ use std::{
     path::Path,
     process::Command,
     ptr::{null, null_mut},
-    sync::OnceLock,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
 use cuda_definition::driver::types::*;
 
 use crate::{
-    driver::{cuda, module, ok},
+    driver::{cuda, module, ok, values},
     library,
 };
 
@@ -133,6 +136,58 @@ fn the_device_of_a_pointer_is_the_one_it_was_made_on() {
     let mut told: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
     ok!(cuGraphMemAllocNodeGetParams(node, &mut told));
     assert_eq!(told.poolProps.location.id, 1);
+}
+
+#[test]
+fn memory_is_given_up_only_when_no_context_uses_it() {
+    if !has_several("memory_is_given_up_only_when_no_context_uses_it", &[]) {
+        return;
+    }
+    let contexts = contexts();
+    for is_registered in [true, false] {
+        let mut own = vec![7u8; 8192];
+        let start = own.as_mut_ptr().align_offset(4096);
+        let mut memory: *mut c_void = own[start..].as_mut_ptr().cast();
+        ok!(cuCtxSetCurrent(contexts[1]));
+        if is_registered {
+            ok!(cuMemHostRegister_v2(memory, 4096, 1));
+        } else {
+            ok!(cuMemHostAlloc(&mut memory, 4096, 1));
+            // SAFETY: of that size.
+            unsafe { memory.cast::<u8>().write_bytes(7, 4096) };
+        }
+        let (mut stream, mut gate, mut to) = (null_mut(), null_mut::<c_void>(), 0);
+        ok!(cuStreamCreate(&mut stream, 1));
+        ok!(cuMemAlloc_v2(&mut to, 4096));
+        ok!(cuMemHostAlloc(&mut gate, 4, 1));
+        // SAFETY: of that size, and freed at the end.
+        let word = unsafe {
+            gate.cast::<u32>().write(0);
+            AtomicU32::from_ptr(gate.cast())
+        };
+        ok!(cuStreamWaitValue32_v2(stream, gate as u64, 1, 0));
+        ok!(cuMemcpyHtoDAsync_v2(to, memory, 4096, stream));
+        let (context, address) = (contexts[0] as u64, memory as u64);
+        std::thread::scope(|scope| {
+            scope.spawn(move || {
+                ok!(cuCtxSetCurrent(context as CUcontext));
+                if is_registered {
+                    ok!(cuMemHostUnregister(address as *mut c_void));
+                } else {
+                    ok!(cuMemFreeHost(address as *mut c_void));
+                }
+                assert_eq!(word.load(Ordering::SeqCst), 1, "the copy is under way");
+            });
+            // Time in which a call that does not wait returns.
+            std::thread::sleep(std::time::Duration::from_millis(300));
+            word.store(1, Ordering::SeqCst);
+        });
+        ok!(cuStreamSynchronize(stream));
+        assert_eq!(values::<u8>(to, 4096), [7; 4096]);
+        ok!(cuMemFree_v2(to));
+        ok!(cuMemFreeHost(gate));
+        ok!(cuStreamDestroy_v2(stream));
+    }
 }
 
 #[test]

@@ -212,6 +212,39 @@ fn functions_of_one_executable_graph_see_their_own_launch_s_data_in_whatever_str
 }
 
 #[test]
+fn copies_of_ordinary_memory_to_the_device_need_no_order() {
+    let _context = context();
+    let rig = Rig::new();
+    let (from, to) = (7u32, device(&[0u32]));
+    let mut copy = copy_back(null_mut(), 0);
+    copy.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    copy.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (copy.srcHost, copy.dstDevice) = ((&raw const from).cast(), to);
+    let (mut child, mut node) = (null_mut(), null_mut());
+    ok!(cuGraphCreate(&mut child, 0));
+    ok!(cuGraphAddMemcpyNode(
+        &mut node,
+        child,
+        null(),
+        0,
+        &copy,
+        current()
+    ));
+    ok!(cuGraphAddChildGraphNode(
+        &mut node,
+        rig.graph,
+        null(),
+        0,
+        child
+    ));
+    let executable = instance(rig.graph);
+    assert_eq!(rig.run([executable; 2]), [[2, 0], [4, 0]]);
+    assert_eq!(values::<u32>(to, 1), [7]);
+    ok!(cuGraphDestroy(child));
+    rig.end(&[executable]);
+}
+
+#[test]
 fn functions_that_two_executable_graphs_have_in_common_see_what_their_own_graph_has_copied() {
     let _context = context();
     let rig = Rig::new();
