@@ -57,7 +57,7 @@ pub(super) const SERVES: u8 = 6;
 /// The longest message to the pool, in bytes; its answer may be twice as long.
 pub const LONGEST: usize = 512;
 
-/// How long too many files may be in flight, which others have sent, until nobody waits for that any more.
+/// Longest wait while too many descriptors of this user are in flight.
 const CROWDED: Duration = Duration::from_secs(10);
 /// How often to try again meanwhile.
 const CROWDED_RETRY: Duration = Duration::from_millis(10);
@@ -186,7 +186,7 @@ pub(super) fn tell_place(
     hand_over(|| socket::send(&channel(), &message, files))
 }
 
-/// Sends files, when as many as may be in flight of this user's are not any more, or not for too long.
+/// Sends files; retries while too many descriptors of this user are in flight, until the longest wait is over.
 pub(super) fn hand_over(mut send: impl FnMut() -> io::Result<()>) -> io::Result<()> {
     let until = Instant::now() + CROWDED;
     loop {

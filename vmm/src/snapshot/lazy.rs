@@ -98,7 +98,7 @@ pub enum LazyError {
     Thread(#[source] io::Error),
 }
 
-/// Guest memory that cannot be loaded any more: the guest is lost.
+/// Guest memory could not be loaded: the guest is lost.
 #[derive(Debug, thiserror::Error)]
 pub enum MemoryLost {
     /// Data could not be copied from the file.
