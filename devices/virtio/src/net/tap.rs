@@ -34,7 +34,7 @@ pub enum TapError {
         source: io::Error,
     },
     /// The descriptor is of something else.
-    #[error("a descriptor that was given for a network card is no tap interface")]
+    #[error("invalid descriptor of a network card: not a tap interface")]
     Descriptor(#[source] io::Error),
     /// The interface cannot be configured.
     #[error("cannot {action} interface {name:?}")]
