@@ -406,9 +406,15 @@ impl<B: Backend> Session<B> {
         turns.completed(1, Moment::now());
     }
 
+    /// Now, if the current request is to be measured. The clock is not read otherwise: a handler behind the gate, which is
+    /// never measured, cannot.
+    pub(crate) fn metered_since(&self) -> Option<Moment> {
+        self.sharing.metered.map(|_| Moment::now())
+    }
+
     /// The same of the current request, if it is to be measured.
-    pub(crate) fn meter_request(&mut self, start: Moment) {
-        if let Some(kind) = self.sharing.metered.take() {
+    pub(crate) fn meter_request(&mut self, start: Option<Moment>) {
+        if let (Some(kind), Some(start)) = (self.sharing.metered.take(), start) {
             self.meter_done(kind, start);
         }
     }

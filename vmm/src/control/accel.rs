@@ -20,7 +20,7 @@ use devices::accel::{
 
 use super::{Control, life::Life, migration::OVER};
 use crate::{
-    api::{AccelSeat, ApiError, MovedAccel, Reply, Request, Response, Status, VmMoveAccel},
+    api::{AccelSeat, ApiError, MovedAccel, Reply, Response, Status, VmMoveAccel},
     config::{AccelConfig, AccelVia, HasCommonConfig, RingConfig, VmConfig},
     machine::{events::MachineEvent, kinds::Handle},
 };
@@ -77,7 +77,6 @@ impl Control {
         &mut self,
         request: VmMoveAccel,
     ) -> Result<(u64, Cancel, Arc<AtomicBool>), ApiError> {
-        self.refuse_if_frozen(&Request::VmMoveAccel(request.clone()))?;
         let to = seat(&request)?;
         let id = request.id;
         if self.moves.contains_key(&id) {

@@ -36,8 +36,11 @@ type Answer = Result<Response, ApiError>;
 
 impl Handler for Control {
     fn take(&mut self, request: Request, reply: Reply) {
-        let allowed = self.refuse_if_migrating(&request);
-        if let Err(error) = allowed.and_then(|()| self.refuse_if_waiting(&request)) {
+        let allowed = self
+            .refuse_if_migrating(&request)
+            .and_then(|()| self.refuse_if_waiting(&request))
+            .and_then(|()| self.refuse_if_frozen(&request));
+        if let Err(error) = allowed {
             return reply.send(Err(error));
         }
         match request {

@@ -86,7 +86,7 @@ pub fn bounded(pool: &Pool) -> Result<()> {
     let options = ["--spare", "1"];
     let pool = Pool::under(&program, Way::Rings, "bounded", release, &options)?;
     // It listens before it prints this.
-    let said = "2 applications are served at a time, as this process may have 72";
+    let said = "2 applications are served at a time, as this process may have 80";
     wait_for("the pool to say its bound", || {
         Ok(pool.log()?.contains(said))
     })?;

@@ -37,7 +37,6 @@ use crate::{
         server::{Error, Session},
         table::Table,
     },
-    turns::Moment,
     wire::{Api as _, Flags, Header, Wire, api::Cost, messages::EventId},
 };
 
@@ -328,13 +327,13 @@ impl Server {
             Request::CreateQueue(call) => answered!(call, create_queue),
             Request::ReleaseQueue(call) => answered!(call.id, release_queue),
             Request::CreateBuffer(call) => {
-                let start = Moment::now();
+                let start = self.metered_since();
                 answered!(call, create_buffer);
                 self.meter_request(start);
             }
             Request::CreateSubBuffer(call) => answered!(call, create_sub_buffer),
             Request::CreateImage(call) => {
-                let start = Moment::now();
+                let start = self.metered_since();
                 answered!(call, create_image);
                 self.meter_request(start);
             }

@@ -6,6 +6,8 @@
 
 use std::sync::Arc;
 
+use object::{Endianness, Object as _, ObjectSection, SectionFlags, elf, read::elf::ElfFile64};
+
 use super::{
     driver::{
         api::{Api, Handle},
@@ -107,7 +109,7 @@ fn told(api: &Api, program: Handle, device: Handle) -> Option<bool> {
     }
 }
 
-/// Whether the sources of a program may declare variables. What is no source may.
+/// Whether a program's sources or binaries may have variables. Intermediate language may.
 fn declares(record: &ProgramRecord) -> bool {
     let source = match &*record.origin {
         Origin::Linked(Linked { inputs, .. }) => {
@@ -119,7 +121,8 @@ fn declares(record: &ProgramRecord) -> bool {
             ProgramOrigin::Source(text) => text,
             // Kernels of the device's own.
             ProgramOrigin::BuiltIn(..) => return false,
-            ProgramOrigin::Binary(_) | ProgramOrigin::Il(_) => return true,
+            ProgramOrigin::Binary(all) => return all.iter().any(|(_, one)| binary_has(&one.0)),
+            ProgramOrigin::Il(_) => return true,
         },
     };
     let Some(built) = &record.built else {
@@ -149,6 +152,58 @@ fn declares(record: &ProgramRecord) -> bool {
     let files = included.iter().map(|file| &file.contents);
     let mut texts = std::iter::once(source).chain(files).chain(headers);
     texts.any(|text| text_declares(&String::from_utf8_lossy(&text.0)))
+}
+
+/// How a binary of PoCL begins.
+const POCL: &[u8] = b"poclbin\0";
+/// Where it has the number of its kernels.
+const POCL_KERNELS: std::ops::Range<usize> = 20..24;
+/// The most sections of a binary's kernels that are looked at.
+const MOST_SECTIONS: usize = 1 << 16;
+
+/// Whether a binary may have variables. PoCL's has a shared object for each kernel, which keeps variables in a writable
+/// section; what is not known to be one of these may have some.
+fn binary_has(binary: &[u8]) -> bool {
+    let Some(kernels) = binary
+        .get(POCL_KERNELS)
+        .filter(|_| binary.starts_with(POCL))
+        .and_then(|count| Some(u32::from_le_bytes(count.try_into().ok()?)))
+    else {
+        return true;
+    };
+    let (mut rest, mut objects, mut sections) = (binary, 0, 0);
+    while let Some(at) = rest
+        .windows(elf::ELFMAG.len())
+        .position(|one| one == elf::ELFMAG)
+    {
+        rest = &rest[at..];
+        let Ok(object) = ElfFile64::<Endianness>::parse(rest) else {
+            return true;
+        };
+        for section in object.sections() {
+            sections += 1;
+            if sections > MOST_SECTIONS || keeps_variables(&section) {
+                return true;
+            }
+        }
+        objects += 1;
+        rest = &rest[elf::ELFMAG.len()..];
+    }
+    objects < kernels
+}
+
+/// Whether a section is writable, and not only for the linker.
+fn keeps_variables<'data>(section: &impl ObjectSection<'data>) -> bool {
+    let SectionFlags::Elf { sh_flags, .. } = section.flags() else {
+        return true;
+    };
+    let is_writable = sh_flags.contains(elf::SHF_WRITE);
+    let of_linker = |name: &str| {
+        [".dynamic", ".got", ".data.rel.ro"]
+            .iter()
+            .any(|one| name.starts_with(one))
+    };
+    is_writable && section.size() > 0 && !section.name().is_ok_and(of_linker)
 }
 
 /// Whether options of a build choose a language that has variables at program scope.
@@ -442,6 +497,56 @@ mod tests {
         ] {
             assert!(!text_declares(text), "{text}");
         }
+    }
+
+    /// A shared object with a section of this name, and these flags and size.
+    fn object(name: &[u8], flags: u64, size: u64) -> Vec<u8> {
+        let names = [&b"\0.shstrtab\0"[..], name, b"\0"].concat();
+        let sections = 64 + names.len().next_multiple_of(8);
+        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
+        file.resize(16, 0);
+        // A shared object for x86-64, of version 1.
+        file.extend([3, 0, 62, 0, 1, 0, 0, 0]);
+        file.extend([0; 16]);
+        file.extend((sections as u64).to_le_bytes());
+        // Sizes of headers; three sections, the names in the second.
+        file.extend([0, 0, 0, 0, 64, 0, 56, 0, 0, 0, 64, 0, 3, 0, 1, 0]);
+        file.extend(&names);
+        file.resize(sections, 0);
+        let mut section = |name: u32, kind: u32, flags: u64, at: u64, size: u64| {
+            file.extend(name.to_le_bytes());
+            file.extend(kind.to_le_bytes());
+            for word in [flags, 0, at, size, 0, 1, 0] {
+                file.extend(word.to_le_bytes());
+            }
+        };
+        section(0, 0, 0, 0, 0);
+        section(1, elf::SHT_STRTAB.0, 0, 64, names.len() as u64);
+        section(11, elf::SHT_NOBITS.0, flags, 0, size);
+        file
+    }
+
+    #[test]
+    fn binaries_of_pocl_tell_by_sections_of_their_kernels() {
+        let writable = (elf::SHF_WRITE | elf::SHF_ALLOC).0;
+        let binary = |kernels: u32, objects: &[Vec<u8>]| {
+            let mut binary = b"poclbin\0--------".to_vec();
+            binary.extend(9u32.to_le_bytes());
+            binary.extend(kernels.to_le_bytes());
+            binary.extend(objects.concat());
+            binary
+        };
+        let without = object(b".got.plt", writable, 24);
+        let with = object(b".bss", writable, 4);
+        assert!(!binary_has(&binary(1, std::slice::from_ref(&without))));
+        assert!(!binary_has(&binary(1, &[object(b".bss", writable, 0)])));
+        assert!(!binary_has(&binary(1, &[object(b".rodata", 2, 8)])));
+        assert!(binary_has(&binary(2, &[without.clone(), with])));
+        // A kernel that has not been compiled yet.
+        assert!(binary_has(&binary(2, std::slice::from_ref(&without))));
+        assert!(binary_has(&binary(1, &[b"\x7fELF, cut off".to_vec()])));
+        assert!(binary_has(&without));
+        assert!(binary_has(b""));
     }
 
     #[test]
