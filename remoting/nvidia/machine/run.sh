@@ -25,7 +25,7 @@ shift 2
 parts=${*:-drv rt smi torch jax two kill files context}
 work=$(mktemp -d)
 chmod 755 "$work"
-cp "$here"/* "$binaries"/gantry-nvidia "$binaries"/libgantry_nvidia_preload.so "$work"
+cp "$here"/*.* "$binaries"/gantry-nvidia "$binaries"/libgantry_nvidia_preload.so "$work"
 cd "$work" || exit 1
 export PATH=$PATH:/usr/local/cuda/bin XLA_PYTHON_CLIENT_PREALLOCATE=false
 export XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'
@@ -33,27 +33,11 @@ gcc -O1 -w -o drv driver.c -ldl || exit 1
 nvcc -O2 -arch=native -cudart static -o rt runtime.cu || exit 1
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 
-mkdir -m 755 socket
-chown nobody socket
-export GANTRY_NVIDIA_SOCKET=$work/socket/nvidia.sock
-setpriv --reuid nobody --regid nogroup --clear-groups ./gantry-nvidia --socket "$GANTRY_NVIDIA_SOCKET" 2>"$out/worker.err" &
-worker=$!
+. ./worker.sh
+start_worker
 trap 'kill $worker 2>/dev/null; rm -rf "$work"' EXIT
-for _ in $(seq 100); do [ -S "$GANTRY_NVIDIA_SOCKET" ] && break; sleep .1; done
 grep -E 'Uid|CapEff|Seccomp:' /proc/$worker/status | tr '\n' ' '; echo
 
-# Runs a program with an empty file over each device file.
-hidden() {
-  unshare -m bash -c '
-    mount --make-rprivate /
-    : >"$1/empty"
-    for file in /dev/nvidia*; do
-      if [ -d "$file" ]; then mount -t tmpfs none "$file"; else mount --bind "$1/empty" "$file"; fi
-    done
-    shift
-    exec "$@"' hidden "$work" "$@"
-}
-through() { hidden env LD_PRELOAD="$work/libgantry_nvidia_preload.so" "$@"; }
 # NAME COMMAND...: natively, then through the worker; outputs compared byte by byte.
 both() {
   local name=$1 native worker_code
