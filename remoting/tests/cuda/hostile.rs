@@ -69,6 +69,33 @@ fn memory_ends_with_the_quota_and_is_there_again_when_some_is_freed() {
 }
 
 #[test]
+fn variables_of_a_module_count_in_the_quota() {
+    let _alone = crate::driver::alone();
+    let _own = context();
+    let most = (MEMORY as usize) << 20;
+    let text = |bytes: usize| {
+        let text =
+            format!(".version 8.0\n.target sm_80\n.address_size 64\n.global .b8 many[{bytes}];\n");
+        std::ffi::CString::new(text).unwrap()
+    };
+    let (mut module, mut first) = (null_mut(), 0);
+    let too_much = cuda!(cuModuleLoadData(
+        &mut module,
+        text(most + 1).as_ptr().cast()
+    ));
+    assert_eq!(too_much, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    ok!(cuModuleLoadData(
+        &mut module,
+        text(most / 2).as_ptr().cast()
+    ));
+    let too_much = cuda!(cuMemAlloc_v2(&mut first, most / 2 + 1));
+    assert_eq!(too_much, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    ok!(cuModuleUnload(module));
+    ok!(cuMemAlloc_v2(&mut first, most / 2 + 1));
+    ok!(cuMemFree_v2(first));
+}
+
+#[test]
 fn addresses_that_are_nobodys_are_refused() {
     let _own = context();
     let word = [7u32];

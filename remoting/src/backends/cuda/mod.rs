@@ -6,8 +6,8 @@
 //!   on this host.
 //! - `objects`: the client's objects, by number; `memory`: the addresses that belong to the client;
 //!   `charges`: what they are charged, and for how long; `reserves`: what contexts reserve for kernels; `cover`: the parts of the window that are
-//!   registered with the driver; `printed`: the output of kernels; `prints`: which kernels may
-//!   print.
+//!   registered with the driver; `printed`: the output of kernels.
+//! - `images`: parts of images; `prints`: which kernels may print; `variables`: what variables of modules take.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (rows, planes and arrays),
 //!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`,
 //!   `host_functions`, `user_objects` (of graphs); `forwarding`: all calls whose parameters are
@@ -29,6 +29,7 @@ mod effects;
 mod fences;
 mod forwarding;
 mod host_functions;
+mod images;
 mod launches;
 mod libraries;
 mod light;
@@ -44,6 +45,7 @@ mod signals;
 mod start;
 mod textures;
 mod user_objects;
+mod variables;
 mod volumes;
 mod waiting;
 

@@ -12,7 +12,7 @@ use super::{
     Server,
     driver::{cu, outcome},
     objects::Layout,
-    prints,
+    prints, variables,
 };
 use crate::{
     apis::cuda::{
@@ -20,6 +20,7 @@ use crate::{
         calls::{Enumerate, Examine, Input, KernelInfo, Link, Linked, Load, Loaded},
         codes,
     },
+    session::quota::Charge,
     wire::Blob,
 };
 
@@ -110,6 +111,7 @@ impl Server {
             return Err(codes::INVALID_IMAGE);
         }
         let is_silent = prints::is_silent(&image);
+        let charge = self.charge_variables(&image)?;
         // Terminates the image in case it is text.
         image.extend([0; 16]);
         let image = image.as_ptr().cast();
@@ -149,6 +151,7 @@ impl Server {
         };
         if let Ok(object) = objects.get_mut(kind, id) {
             object.is_silent = is_silent;
+            object.charge = charge;
         }
         let (information, errors) = jit.texts();
         Ok(Loaded {
@@ -157,6 +160,19 @@ impl Server {
             information,
             errors,
         })
+    }
+
+    /// Charges what an image's variables take, if there is a quota.
+    fn charge_variables(&mut self, image: &[u8]) -> Result<Option<Arc<Charge>>, i32> {
+        if self.quota.limit() == u64::MAX {
+            return Ok(None);
+        }
+        match variables::bytes(image) {
+            Some(0) => Ok(None),
+            Some(bytes) => self.charge(bytes).map(Some),
+            // It could take any amount.
+            None => Err(codes::INVALID_IMAGE),
+        }
     }
 
     pub(super) fn link(&mut self, call: Link) -> Result<Linked, i32> {

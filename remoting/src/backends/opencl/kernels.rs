@@ -10,7 +10,7 @@ use super::{
     Server,
     driver::{api::Handle, c_string, cl, outcome},
     objects::{Kernel, keep, made},
-    records::Arguments,
+    records::{Argument, Arguments},
     svm::Addresses,
     written::root,
 };
@@ -101,6 +101,22 @@ impl Parameter {
     /// Whether the kernel may write to the object.
     pub(crate) fn may_be_written(self) -> bool {
         !matches!(self, Self::Constant | Self::ReadOnlyImage)
+    }
+}
+
+/// Whether an argument whose kind the driver does not tell may get a value, after the last one that the driver has
+/// accepted. Eight plain bytes may have been a null pointer.
+fn may_follow(last: Option<&Argument>, value: &Value) -> bool {
+    match last {
+        None | Some(Argument::Lost) => true,
+        Some(Argument::Bytes(bytes)) => {
+            bytes.len() == size_of::<Handle>() || matches!(value, Value::Bytes(_))
+        }
+        Some(Argument::Mem(_) | Argument::Svm(_)) => {
+            matches!(value, Value::Mem(_) | Value::Svm(_))
+        }
+        Some(Argument::Sampler(_)) => matches!(value, Value::Sampler(_)),
+        Some(Argument::Local(_)) => matches!(value, Value::Local(_)),
     }
 }
 
@@ -236,13 +252,19 @@ impl Server {
         let Kernel {
             raw,
             home,
+            arguments,
             parameters,
             ..
         } = self.backend.kernels.get(call.kernel.0)?;
         let (kernel, home) = (*raw, *home);
         // The driver refuses indices beyond the kernel's arguments.
         let parameter = parameters.get(call.index as usize);
-        if parameter.is_some_and(|parameter| !parameter.takes(&call.value)) {
+        let refused = match parameter {
+            Some(Parameter::Unknown) => !may_follow(arguments.get(call.index), &call.value),
+            Some(parameter) => !parameter.takes(&call.value),
+            None => false,
+        };
+        if refused {
             return Err(codes::INVALID_ARG_VALUE);
         }
         let handle;

@@ -30,11 +30,14 @@ use crate::{
     },
     link::endpoint::Gone,
     session::notice::Notice,
-    wire::Header,
+    wire::{Blob, Header},
 };
 
 /// Maximum number of builds in progress: no call is taken until one of them has ended.
 pub(crate) const MOST_BUILDS: usize = 64;
+
+/// The option for the kinds of kernels' arguments, which came with OpenCL 1.2.
+const ARGUMENT_INFO: &[u8] = b"-cl-kernel-arg-info ";
 
 /// A list for the driver: null if it is empty.
 fn list(handles: &[Handle]) -> *const Handle {
@@ -192,6 +195,19 @@ impl Server {
         thread.spawn(work).map(drop)
     }
 
+    /// The options of a build from sources that makes the driver tell the kinds of kernels' arguments, so that none is
+    /// given an object of another kind. Applications are told the options that they have chosen.
+    fn with_argument_info(&self, options: &Blob, record: &ProgramRecord, home: Home) -> Blob {
+        let has_sources = matches!(
+            &*record.origin,
+            Origin::Created(call, _) if matches!(call.origin, ProgramOrigin::Source(_))
+        );
+        if !has_sources || self.platform_version(home.platform) < 12 {
+            return options.clone();
+        }
+        Blob([ARGUMENT_INFO, &options.0].concat())
+    }
+
     /// Answers a build that has completed.
     pub(crate) fn built(&mut self, header: Header, code: i32) -> Result<(), Gone> {
         self.backend.building -= 1;
@@ -210,15 +226,15 @@ impl Server {
             };
             let program = self.backend.programs.get_mut(call.id.0)?;
             Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
-            let record = Arc::clone(&program.record);
-            Ok(((program.raw, program.builds.clone()), devices, record))
+            let (record, home) = (Arc::clone(&program.record), program.home);
+            Ok(((program.raw, program.builds.clone()), devices, record, home))
         });
-        let (program, devices, record) = match found {
+        let (program, devices, record, home) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
         let headers = self.headers(call.folders, &call.included);
-        let options = call.options.clone();
+        let options = self.with_argument_info(&call.options, &record, home);
         let raw = program.0;
         self.apart(header, program, move |api| {
             let Ok((options, _headers)) = Headers::write(headers, options) else {
@@ -262,9 +278,11 @@ impl Server {
             };
             let program = self.backend.programs.get_mut(call.id.0)?;
             Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
-            Ok(((program.raw, program.builds.clone()), devices, headers))
+            let options = (Arc::clone(&program.record), program.home);
+            let program = (program.raw, program.builds.clone());
+            Ok((program, devices, headers, options))
         });
-        let (program, devices, headers) = match found {
+        let (program, devices, headers, (record, home)) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
@@ -272,7 +290,7 @@ impl Server {
             cl!(self.backend.api, clRetainProgram(header));
         }
         let files = self.headers(call.folders, &call.included);
-        let options = call.options.clone();
+        let options = self.with_argument_info(&call.options, &record, home);
         let names: Vec<_> = call
             .headers
             .iter()

@@ -15,7 +15,7 @@ use crate::{
     backends::opencl::{
         Server,
         driver::Api,
-        testing::{self, Parameter, Parameters, with_parameters},
+        testing::{self, Parameter, Parameters, UNTOLD, with_parameters},
     },
     wire::Header,
 };
@@ -194,6 +194,52 @@ fn an_argument_gets_no_value_of_another_kind() {
     for (index, expected) in (0..).zip(expected) {
         assert_eq!(taken(&mut server, index), expected, "argument {index}");
     }
+}
+
+struct Untold;
+
+impl Parameters for Untold {
+    const TABLE: &[Parameter] = &[(UNTOLD, b"\0", 0), (UNTOLD, b"\0", 0), (UNTOLD, b"\0", 0)];
+}
+
+#[test]
+fn an_argument_of_an_untold_kind_keeps_the_kind_of_its_first_value() {
+    let mut server = server_of(with_parameters::<Untold>(Api::null()));
+    program(&mut server, 0, b"");
+    kernel(&mut server, 0, 0);
+    let sampler = CreateSampler {
+        id: SamplerId(0),
+        context: ContextId(0),
+        normalized: false,
+        addressing: 0,
+        filter: 0,
+    };
+    server.create_sampler(sampler).unwrap();
+    let mut set = |index, value| {
+        let kernel = KernelId(0);
+        server.set_argument(&SetArgument {
+            kernel,
+            index,
+            value,
+        })
+    };
+    let refused = Err(codes::INVALID_ARG_VALUE);
+    // A buffer, or a null pointer.
+    assert_eq!(set(0, bytes(size_of::<usize>())), Ok(()));
+    assert_eq!(set(0, Value::Mem(None)), Ok(()));
+    for value in [
+        Value::Sampler(SamplerId(0)),
+        bytes(size_of::<usize>()),
+        Value::Local(8),
+    ] {
+        assert_eq!(set(0, value), refused);
+    }
+    assert_eq!(set(0, Value::Mem(None)), Ok(()));
+    assert_eq!(set(1, Value::Sampler(SamplerId(0))), Ok(()));
+    assert_eq!(set(1, Value::Mem(None)), refused);
+    assert_eq!(set(2, bytes(4)), Ok(()));
+    assert_eq!(set(2, Value::Sampler(SamplerId(0))), refused);
+    assert_eq!(set(2, bytes(16)), Ok(()));
 }
 
 #[test]

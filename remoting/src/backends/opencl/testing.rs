@@ -147,6 +147,9 @@ pub(crate) fn server_with(api: Api, waker: Waker) -> (Server, Receiver<Slice, Wa
 /// and access.
 pub(crate) type Parameter = (u32, &'static [u8], u32);
 
+/// The address space of a parameter of which the driver tells nothing.
+pub(crate) const UNTOLD: u32 = 0;
+
 /// The parameters of all kernels of a driver.
 pub(crate) trait Parameters {
     /// The parameters, in order.
@@ -182,6 +185,7 @@ unsafe extern "C" fn described<P: Parameters>(
     // SAFETY: there is room for what is asked for.
     unsafe {
         match what {
+            _ if space == UNTOLD => return codes::KERNEL_ARG_INFO_NOT_AVAILABLE,
             codes::KERNEL_ARG_ADDRESS_QUALIFIER => value.cast::<u32>().write(space),
             codes::KERNEL_ARG_ACCESS_QUALIFIER => value.cast::<u32>().write(access),
             _ if name.len() > size => return codes::INVALID_VALUE,

@@ -499,36 +499,21 @@ mod tests {
         }
     }
 
-    /// A shared object with a section of this name, and these flags and size.
-    fn object(name: &[u8], flags: u64, size: u64) -> Vec<u8> {
-        let names = [&b"\0.shstrtab\0"[..], name, b"\0"].concat();
-        let sections = 64 + names.len().next_multiple_of(8);
-        let mut file = b"\x7fELF\x02\x01\x01".to_vec();
-        file.resize(16, 0);
-        // A shared object for x86-64, of version 1.
-        file.extend([3, 0, 62, 0, 1, 0, 0, 0]);
-        file.extend([0; 16]);
-        file.extend((sections as u64).to_le_bytes());
-        // Sizes of headers; three sections, the names in the second.
-        file.extend([0, 0, 0, 0, 64, 0, 56, 0, 0, 0, 64, 0, 3, 0, 1, 0]);
-        file.extend(&names);
-        file.resize(sections, 0);
-        let mut section = |name: u32, kind: u32, flags: u64, at: u64, size: u64| {
-            file.extend(name.to_le_bytes());
-            file.extend(kind.to_le_bytes());
-            for word in [flags, 0, at, size, 0, 1, 0] {
-                file.extend(word.to_le_bytes());
-            }
-        };
-        section(0, 0, 0, 0, 0);
-        section(1, elf::SHT_STRTAB.0, 0, 64, names.len() as u64);
-        section(11, elf::SHT_NOBITS.0, flags, 0, size);
-        file
+    /// An object with an empty section of this name, flags and size.
+    fn object(name: &[u8], sh_flags: elf::SectionFlags, size: u64) -> Vec<u8> {
+        let (format, machine) = (object::BinaryFormat::Elf, object::Architecture::X86_64);
+        let mut object = object::write::Object::new(format, machine, object::Endianness::Little);
+        let kind = object::SectionKind::UninitializedData;
+        let section = object.add_section(Vec::new(), name.to_vec(), kind);
+        object.append_section_bss(section, size, 1);
+        let sh_type = elf::SHT_NOBITS;
+        object.section_mut(section).flags = SectionFlags::Elf { sh_type, sh_flags };
+        object.write().unwrap()
     }
 
     #[test]
     fn binaries_of_pocl_tell_by_sections_of_their_kernels() {
-        let writable = (elf::SHF_WRITE | elf::SHF_ALLOC).0;
+        let writable = elf::SHF_WRITE | elf::SHF_ALLOC;
         let binary = |kernels: u32, objects: &[Vec<u8>]| {
             let mut binary = b"poclbin\0--------".to_vec();
             binary.extend(9u32.to_le_bytes());
@@ -540,7 +525,10 @@ mod tests {
         let with = object(b".bss", writable, 4);
         assert!(!binary_has(&binary(1, std::slice::from_ref(&without))));
         assert!(!binary_has(&binary(1, &[object(b".bss", writable, 0)])));
-        assert!(!binary_has(&binary(1, &[object(b".rodata", 2, 8)])));
+        assert!(!binary_has(&binary(
+            1,
+            &[object(b".rodata", elf::SHF_ALLOC, 8)]
+        )));
         assert!(binary_has(&binary(2, &[without.clone(), with])));
         // A kernel that has not been compiled yet.
         assert!(binary_has(&binary(2, std::slice::from_ref(&without))));
