@@ -180,12 +180,13 @@ fn virtio_mem(context: &Context) -> Result<()> {
 }
 
 /// Sets the number of 2 MiB huge pages that the host reserves, and frees them in the end.
-struct HugePages;
+/// Huge pages of L1; given back when dropped.
+pub(super) struct HugePages;
 
 impl HugePages {
     const COUNT: &str = "/proc/sys/vm/nr_hugepages";
 
-    fn reserve(count: u64) -> Result<Self> {
+    pub(super) fn reserve(count: u64) -> Result<Self> {
         // Earlier scenarios have fragmented the memory.
         fs::write("/proc/sys/vm/drop_caches", "3")?;
         fs::write("/proc/sys/vm/compact_memory", "1")?;

@@ -113,6 +113,7 @@ pub fn all() -> Vec<Scenario> {
     .chain(on(Board::Iommufd, passthrough_iommufd::SCENARIOS))
     .chain(on(Board::Iommufd, virtual_iommu::SCENARIOS))
     .chain(on(Board::Iommufd, passthrough_iommu::SCENARIOS))
+    .chain(on(Board::Iommufd, snapshots::COPIES))
     .chain(on(Board::Gpu, gf100::SCENARIOS))
     .chain(on(Board::Gpu, virtual_gpu::SCENARIOS))
     .chain(on(Board::Gpu, virtual_gpu_starts::SCENARIOS))
