@@ -280,6 +280,8 @@ struct Server {
     areas: HashMap<usize, Served>,
     next_area: usize,
     handles: Vec<Option<Handle>>,
+    /// Handles that are closed, which entries may name that the kernel has not taken.
+    closing: Vec<Handle>,
     operations: Vec<Option<Operation>>,
     free: Vec<usize>,
     folder: Option<OwnedFd>,
@@ -305,6 +307,7 @@ impl Server {
             areas: HashMap::new(),
             next_area: 0,
             handles: Vec::new(),
+            closing: Vec::new(),
             operations: (0..DEPTH).map(|_| None).collect(),
             free: (0..DEPTH as usize).rev().collect(),
             folder,
@@ -451,7 +454,7 @@ impl Server {
         }
         if !self.uring.submission().is_empty() {
             // Entries that could not be submitted remain, and are tried again.
-            let _ = self.uring.submit();
+            self.submit();
         }
         loop {
             // Bound separately, so that the ring is not borrowed in the loop's body.
@@ -692,17 +695,25 @@ impl Server {
 
     /// Closes a handle that was looked up before.
     fn close(&mut self, name: Name) -> Result<Option<i64>, i32> {
-        // Submitted entries refer to the descriptor, whose number may soon be reused.
-        let _ = self.uring.submit();
-        self.handles[name.0 as usize] = None;
+        self.closing.extend(self.handles[name.0 as usize].take());
+        self.submit();
         Ok(Some(0))
+    }
+
+    /// Submits what is queued. The kernel may not take all of it now.
+    fn submit(&mut self) {
+        let _ = self.uring.submit();
+        if self.uring.submission().is_empty() {
+            // Nothing names these descriptors any more, whose numbers are reused from now on.
+            self.closing.clear();
+        }
     }
 
     fn push(&mut self, entry: &squeue::Entry) {
         // SAFETY: what the entry points to is kept by its operation, or by the area that counts it,
         // until the kernel has answered.
         while unsafe { self.uring.submission().push(entry) }.is_err() {
-            let _ = self.uring.submit();
+            self.submit();
         }
     }
 

@@ -2,9 +2,11 @@
 
 use std::{
     fs::{DirBuilder, File},
+    hash::{BuildHasher, RandomState},
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use super::compiled::tree;
@@ -13,6 +15,8 @@ use super::compiled::tree;
 const FOLDER: &str = "gantry-accel-";
 /// The file in it on which the pool holds a lock as long as it lives.
 const LOCK: &str = "lock";
+/// How long after making its folder a pool that lives has the lock.
+const STARTS_WITHIN: Duration = Duration::from_mins(1);
 
 /// A worker's folder, which is removed on drop.
 #[derive(Debug)]
@@ -54,16 +58,31 @@ impl Cache {
                 let _ = tree::remove(&path);
             }
         }
-        let folder = below.join(format!("{FOLDER}{}", std::process::id()));
-        let mut builder = DirBuilder::new();
-        // Other users' processes must not see what is compiled here.
-        builder.mode(0o700).create(&folder)?;
+        let folder = create(below)?;
         let lock = lock(&folder)?;
         Ok(Self {
             folder,
             _lock: lock,
         })
     }
+}
+
+/// Creates a pool's folder. Where everybody may create files, others may have taken its usual name; a random one they
+/// cannot foresee.
+fn create(below: &Path) -> io::Result<PathBuf> {
+    let mut builder = DirBuilder::new();
+    // Other users' processes must not see what is compiled here.
+    builder.mode(0o700);
+    let usual = below.join(format!("{FOLDER}{}", std::process::id()));
+    match builder.create(&usual) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        done => return done.map(|()| usual),
+    }
+    // The keys of a new hash table are random.
+    let random = RandomState::new().hash_one(std::process::id());
+    let other = below.join(format!("{FOLDER}{}-{random:016x}", std::process::id()));
+    builder.create(&other)?;
+    Ok(other)
 }
 
 /// Creates the lock file of a folder, already locked. Otherwise a pool that starts at this moment would take the folder
@@ -84,8 +103,19 @@ fn is_left(folder: &Path) -> bool {
     if !mine.is_ok_and(|folder| folder.is_dir() && folder.uid() == user) {
         return false;
     }
-    let lock = File::open(folder.join(LOCK));
-    lock.is_ok_and(|lock| lock.try_lock().is_ok())
+    match File::open(folder.join(LOCK)) {
+        Ok(lock) => lock.try_lock().is_ok(),
+        // Its pool was killed before it had the lock, or is about to have it.
+        Err(error) if error.kind() == io::ErrorKind::NotFound => is_older(folder, STARTS_WITHIN),
+        Err(_) => false,
+    }
+}
+
+fn is_older(folder: &Path, age: Duration) -> bool {
+    let modified = folder
+        .symlink_metadata()
+        .and_then(|folder| folder.modified());
+    modified.is_ok_and(|at| at.elapsed().is_ok_and(|since| since > age))
 }
 
 #[cfg(all(test, not(loom)))]
@@ -143,6 +173,30 @@ mod tests {
             done.store(true, Ordering::SeqCst);
             assert!(other.join().unwrap());
         });
+    }
+
+    #[test]
+    fn a_folder_whose_pool_was_killed_before_it_had_the_lock_is_removed() {
+        let below = std::env::temp_dir().join(format!("gantry-pool-early-{}", std::process::id()));
+        let (dead, starting) = (below.join("gantry-accel-1"), below.join("gantry-accel-2"));
+        for folder in [&dead, &starting] {
+            std::fs::create_dir_all(folder).unwrap();
+        }
+        let before = std::time::SystemTime::now() - 2 * STARTS_WITHIN;
+        File::open(&dead).unwrap().set_modified(before).unwrap();
+        let cache = Cache::open(&below).unwrap();
+        assert!(!dead.exists() && starting.exists() && cache.folder.exists());
+        tree::remove(&below).unwrap();
+    }
+
+    #[test]
+    fn a_name_that_others_have_taken_is_not_needed() {
+        let below = std::env::temp_dir().join(format!("gantry-pool-taken-{}", std::process::id()));
+        let usual = below.join(format!("{FOLDER}{}", std::process::id()));
+        std::fs::create_dir_all(&usual).unwrap();
+        let cache = Cache::open(&below).unwrap();
+        assert!(cache.folder != usual && cache.folder.exists());
+        tree::remove(&below).unwrap();
     }
 
     #[test]

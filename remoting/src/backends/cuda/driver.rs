@@ -1,6 +1,15 @@
 //! The host's driver, opened at run time.
 
-use std::{cell::Cell, ffi::c_int, path::Path, ptr::null_mut, sync::Mutex};
+use std::{
+    cell::Cell,
+    ffi::c_int,
+    path::Path,
+    ptr::null_mut,
+    sync::{
+        Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use cuda_definition::driver::{signatures, types::*};
 
@@ -139,7 +148,12 @@ pub(super) fn outcome(code: c_int) -> Result<(), i32> {
 thread_local! {
     /// The context that is current in this thread.
     static CURRENT: Cell<usize> = const { Cell::new(0) };
+    /// [`ENDED`] when that was known.
+    static KNOWN: Cell<usize> = const { Cell::new(0) };
 }
+
+/// How many contexts have ended. A later one may have the handle of one that was current in some thread.
+static ENDED: AtomicUsize = AtomicUsize::new(0);
 
 impl Api {
     /// Opens a driver and initializes it. Libraries built on it are opened when they are first needed, from the given
@@ -175,10 +189,18 @@ impl Api {
 
     /// Makes a context current in this thread, unless it already is.
     pub(super) fn enter(&self, context: usize) {
-        if CURRENT.get() != context {
+        let ended = ENDED.load(Ordering::Acquire);
+        if CURRENT.get() != context || KNOWN.get() != ended {
             cu!(self, cuCtxSetCurrent(context as CUcontext));
             CURRENT.set(context);
+            KNOWN.set(ended);
         }
+    }
+
+    /// A context has ended, in whatever thread it was current.
+    pub(super) fn context_ended(&self) {
+        ENDED.fetch_add(1, Ordering::AcqRel);
+        self.look();
     }
 
     /// The context that is known to be current in this thread.
@@ -188,9 +210,11 @@ impl Api {
 
     /// Asks the driver which context is current. Needed after calls that change it.
     pub(super) fn look(&self) {
+        let ended = ENDED.load(Ordering::Acquire);
         let mut current = null_mut();
         cu!(self, cuCtxGetCurrent(&raw mut current));
         CURRENT.set(current as usize);
+        KNOWN.set(ended);
     }
 
     /// Calls a forwarded entry point. All of its parameters are passed as words.

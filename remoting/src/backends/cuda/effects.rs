@@ -300,7 +300,7 @@ impl Server {
         self.backend.deferred.remove(&id);
         self.backend.left.remove(&id);
         self.backend.limits.retain(|(context, _), _| *context != id);
-        self.backend.api.look();
+        self.backend.api.context_ended();
     }
 }
 
