@@ -75,7 +75,7 @@ functions! {
     cuModuleLoadDataEx cuModuleGetFunction cuLibraryLoadData
     cuModuleGetFunctionCount cuModuleEnumerateFunctions cuLibraryGetKernelCount
     cuLibraryEnumerateKernels
-    cuLinkCreate_v2 cuLinkAddData_v2 cuLinkComplete cuLinkDestroy
+    cuLinkCreate_v2 cuLinkAddData_v2 cuLinkComplete cuLinkDestroy cuModuleUnload cuLibraryUnload
     cuKernelGetParamInfo cuFuncGetParamInfo cuKernelGetName cuFuncGetName cuFuncGetAttribute
     cuKernelGetAttribute cuKernelGetFunction
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc cuStreamAddCallback

@@ -20,7 +20,6 @@ use crate::{
         calls::{Enumerate, Examine, Input, KernelInfo, Link, Linked, Load, Loaded},
         codes,
     },
-    session::quota::Charge,
     wire::Blob,
 };
 
@@ -111,7 +110,14 @@ impl Server {
             return Err(codes::INVALID_IMAGE);
         }
         let is_silent = prints::is_silent(&image);
-        let charge = self.charge_variables(&image)?;
+        let variables = match self.quota.limit() {
+            u64::MAX => Some(0),
+            _ => variables::bytes(&image),
+        };
+        let charge = match variables {
+            Some(bytes @ 1..) => Some(self.charge(bytes)?),
+            _ => None,
+        };
         // Terminates the image in case it is text.
         image.extend([0; 16]);
         let image = image.as_ptr().cast();
@@ -138,6 +144,15 @@ impl Server {
                 cuModuleLoadDataEx(&raw mut module, image, jit.count(), names, values)
             )
         };
+        if code == 0 && variables.is_none() {
+            // They may take any amount. What the driver refuses has its code.
+            if call.library {
+                cu!(api, cuLibraryUnload(library));
+            } else {
+                cu!(api, cuModuleUnload(module));
+            }
+            return Err(codes::INVALID_IMAGE);
+        }
         let objects = &mut self.backend.objects;
         let id = match code {
             0 if call.library => objects.number(Kind::Library, library as usize, 0, 0),
@@ -160,19 +175,6 @@ impl Server {
             information,
             errors,
         })
-    }
-
-    /// Charges what an image's variables take, if there is a quota.
-    fn charge_variables(&mut self, image: &[u8]) -> Result<Option<Arc<Charge>>, i32> {
-        if self.quota.limit() == u64::MAX {
-            return Ok(None);
-        }
-        match variables::bytes(image) {
-            Some(0) => Ok(None),
-            Some(bytes) => self.charge(bytes).map(Some),
-            // It could take any amount.
-            None => Err(codes::INVALID_IMAGE),
-        }
     }
 
     pub(super) fn link(&mut self, call: Link) -> Result<Linked, i32> {

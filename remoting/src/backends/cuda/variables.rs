@@ -43,6 +43,10 @@ fn of_text(image: &[u8]) -> Option<u64> {
     let end = image.iter().position(|byte| *byte == 0);
     let text = String::from_utf8_lossy(&image[..end.unwrap_or(image.len())]);
     let text = without_comments(&text);
+    if !text.trim_start().starts_with(".version") {
+        // The driver refuses whatever it is.
+        return Some(0);
+    }
     let mut all = 0u64;
     // Directives end with a semicolon or, those of functions, begin a block.
     for statement in text.split([';', '{', '}']) {
@@ -149,6 +153,8 @@ fn number(text: &str) -> Option<u64> {
 mod tests {
     use super::{super::images::testing::fat, *};
 
+    const START: &str = "/* as compilers begin */ .version 8.0\n.target sm_80\n";
+
     fn code(sections: &[(&str, u64)]) -> Vec<u8> {
         let (format, machine) = (object::BinaryFormat::Elf, object::Architecture::X86_64);
         let mut object = object::write::Object::new(format, machine, object::Endianness::Little);
@@ -189,23 +195,27 @@ mod tests {
                 0,
             ),
         ] {
+            let text = format!("{START}{text}");
             assert_eq!(bytes(text.as_bytes()), Some(expected), "{text}");
         }
-        assert_eq!(bytes(b".global .b8 a[7];\0.global .b8 behind[7];"), Some(7));
+        let text = format!("{START}.global .b8 a[7];\0.global .b8 behind[7];");
+        assert_eq!(bytes(text.as_bytes()), Some(7));
+        assert_eq!(bytes(b"no PTX, but .global a[N];"), Some(0));
     }
 
     #[test]
     fn a_length_that_cannot_be_told_is_not_taken_for_none() {
         for length in ["1<<40", "(9)", "N", "-1", "9"] {
-            let text = format!(".global .b8 a[{length}];");
+            let text = format!("{START}.global .b8 a[{length}];");
             let expected = (length == "9").then_some(9);
             assert_eq!(bytes(text.as_bytes()), expected, "{length}");
         }
-        assert_eq!(bytes(b".global .b8 open[9;"), None);
         assert_eq!(
-            bytes(b".global .b64 a[99999999999999999999];"),
-            Some(u64::MAX)
+            bytes(format!("{START}.global .b8 open[9;").as_bytes()),
+            None
         );
+        let endless = format!("{START}.global .b64 a[99999999999999999999];");
+        assert_eq!(bytes(endless.as_bytes()), Some(u64::MAX));
     }
 
     #[test]
@@ -222,8 +232,8 @@ mod tests {
 
     #[test]
     fn the_largest_part_of_a_fat_binary_counts() {
-        let text = b".global .b8 a[100];";
-        let image = fat(&[(0, text), (0, &code(&[(".nv.global", 300)]))]);
+        let text = format!("{START}.global .b8 a[100];");
+        let image = fat(&[(0, text.as_bytes()), (0, &code(&[(".nv.global", 300)]))]);
         assert_eq!(bytes(&image), Some(300));
         assert_eq!(bytes(&image[..image.len() - 1]), None);
     }
