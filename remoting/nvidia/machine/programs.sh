@@ -4,9 +4,11 @@
 #
 #     FOLDER/programs.sh BINARIES OUT [SECONDS [NAME...]]
 #
-# BINARIES has gantry-nvidia and libgantry_nvidia_preload.so; OUT is a folder for outputs. After SECONDS (default: 550)
-# nothing more is begun. NAME: a program, or a kind; without, all. JOBS (8) programs run at a time, each within LIMIT
-# (100) seconds a side. Root is needed to hide the device files from the programs; the worker is nobody.
+# BINARIES has gantry-nvidia and libgantry_nvidia_preload.so, and wheels of what the machine lacks (filecheck and
+# expecttest, which tests of Numba and PyTorch import); OUT is a folder for outputs. After SECONDS (default: 550) nothing
+# more is begun. NAME: a program, or a kind; without, all. JOBS (8) programs run at a time, each within LIMIT (100)
+# seconds a side. Root is needed to hide the device files from the programs; the worker is nobody. Some programs need
+# two GPUs, and fail natively with one.
 #
 #   equal                 exit codes and outputs are the same
 #   differs               they are not. The program runs once more through a worker of its own, whose messages are shown
@@ -31,6 +33,9 @@ export PATH=$PATH:/usr/local/cuda/bin XLA_PYTHON_CLIENT_PREALLOCATE=false CUBLAS
 export XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'
 export OMP_NUM_THREADS=2 OPENBLAS_NUM_THREADS=2 PYTHONHASHSEED=0 PYTHONDONTWRITEBYTECODE=1 TOKENIZERS_PARALLELISM=false
 export HF_HUB_OFFLINE=1 TF_CPP_MIN_LOG_LEVEL=3 TORCHINDUCTOR_COMPILE_THREADS=2 TMPDIR=$work/tmp COLUMNS=100
+# Numba still looks for what NumPy has no more.
+export PYTHONPATH=$here/../../cuda-machine/python
+for wheel in "$binaries"/*.whl; do [ ! -e "$wheel" ] || PYTHONPATH=$PYTHONPATH:$wheel; done
 mkdir -p "$work/tmp" "$out/native" "$out/worker" "$out/again" "$out/alone" "$out/lines"
 nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
 

@@ -16,6 +16,8 @@
 #   kill      kill -9 of a program: GPU memory and descriptors of the worker
 #   files     device files of a program that uses the GPU
 #   context   times of a context, seven times by turns
+#   suspend   the driver's checkpoint of a program; the worker is killed, another one started, and the program goes on
+#   gpus      two GPUs: peer copies, NCCL, a model trained by both
 set -u
 here=$(dirname "$(realpath "$0")")
 binaries=$(realpath "${1:?usage: $0 BINARIES OUT [PART...]}")
@@ -83,6 +85,29 @@ for part in $parts; do
         done
       done
       ;;
+    suspend)
+      : >"$out/go"
+      timeout 120 python3 suspended.py "$out/ready.native" "$out/go" >"$out/suspend.native" 2>"$out/suspend.native.err"
+      rm -f "$out/go" "$out/ready"
+      through timeout 200 python3 suspended.py "$out/ready" "$out/go" >"$out/suspend.worker" 2>"$out/suspend.worker.err" &
+      program=$!
+      for _ in $(seq 600); do [ -e "$out/ready" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
+      process=$(cat "$out/ready")
+      echo "suspend: running: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), descriptors of the worker $(ls /proc/$worker/fd | wc -l)"
+      through timeout 60 python3 suspend.py "$process" Lock Checkpoint 2>&1 | tee "$out/suspend.txt"
+      echo "suspend: suspended: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), descriptors of the worker $(ls /proc/$worker/fd | wc -l)"
+      start_worker
+      through timeout 60 python3 suspend.py "$process" Restore Unlock 2>&1 | tee -a "$out/suspend.txt"
+      : >"$out/go"
+      wait $program
+      echo "suspend: exit code $?"
+      if cmp "$out/suspend.native" "$out/suspend.worker"; then echo 'equal: suspend'; else
+        echo 'DIFFERENT: suspend'
+        diff "$out/suspend.native" "$out/suspend.worker"
+        grep -v '^ *$' "$out/suspend.worker.err" | tail -5
+      fi
+      ;;
+    gpus) both gpus python3 two_gpus.py ;;
     *) echo "no part: $part" ;;
   esac
 done

@@ -94,4 +94,5 @@ def gaussian_process():
         print(f"loss {value.item():.9f}")
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

@@ -12,7 +12,12 @@ def kernels():
     show("raw", out)
     show("elements", cupy.ElementwiseKernel("T x, T y", "T z", "z = x * y - 1", "k")(x, out))
     show("reduction", cupy.ReductionKernel("T x", "T y", "x * x", "a + b", "y = sqrt(a)", "0", "n")(out.astype("d")))
-    show("fused", cupy.fuse()(lambda a, b: cupy.where(a > b, a * b, a - b))(x, out))
+
+    @cupy.fuse()
+    def fused(a, b):
+        return cupy.where(a > b, a * b, a - b)
+
+    show("fused", fused(x, out))
 
 
 def memory():
@@ -66,4 +71,5 @@ def interchange():
     show("numba", tensor)
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

@@ -77,4 +77,5 @@ def pallas():
     show("pallas", jax.jit(call)(x, x))
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

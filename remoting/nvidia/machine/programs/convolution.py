@@ -60,4 +60,5 @@ def convnext():
     steps(model, torch.randn(8, 3, 128, 128).cuda(), 10, 4)
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

@@ -12,7 +12,10 @@ def host(array):
         if array.layout is not __import__("torch").strided:
             array = array.to_dense()
         array = array.resolve_conj().resolve_neg().cpu()
-        if "float8" in str(array.dtype) or "bfloat16" in str(array.dtype):
+        # NumPy has no such types.
+        if str(array.dtype) == "torch.complex32":
+            array = __import__("torch").view_as_real(array)
+        elif "float8" in str(array.dtype) or "bfloat16" in str(array.dtype):
             array = array.float()
         return array.numpy()
     if hasattr(array, "toarray"):

@@ -18,7 +18,7 @@ import numpy
 
 # What examples must not do here.
 LEFT_OUT = re.compile(r"download|pretrained|urlopen|open\(|save\(|load\(|distributed|init_process_group|torchrun|matplotlib|"
-                      r"plt\.|timeit|perf_counter|input\(|getsizeof|empty\(|empty_like|profiler|devices?\(\)|memory")
+                      r"plt\.|timeit|perf_counter|input\(|getsizeof|empty\(|empty_like|profiler|invariants|devices?\(\)|memory")
 ADDRESS = re.compile(r"0x[0-9a-f]+|\bat [0-9a-f]{8,}")
 
 
@@ -81,4 +81,5 @@ def main():
     sys.exit(worked == 0)
 
 
-main()
+if __name__ == "__main__":
+    main()

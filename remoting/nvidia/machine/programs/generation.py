@@ -68,4 +68,5 @@ def whisper():
     show("whisper", tokens)
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

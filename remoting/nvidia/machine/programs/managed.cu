@@ -8,7 +8,6 @@ __global__ void change(int *x, int count)
 {
 	int at = blockIdx.x * blockDim.x + threadIdx.x;
 	if (at < count) x[at] = x[at] * 3 + variable;
-	if (at == 0) variable++;
 }
 
 int main(int, char **arguments)
@@ -16,6 +15,7 @@ int main(int, char **arguments)
 	const int count = 1 << 20;
 	if (arguments[1] && !std::strcmp(arguments[1], "variable")) {
 		int *x = device(std::vector<int>(256, 1));
+		variable = 8;
 		change<<<1, 256>>>(x, 256);
 		CHECK(cudaDeviceSynchronize());
 		std::printf("variable %d\n", variable);
@@ -34,6 +34,7 @@ int main(int, char **arguments)
 		change<<<count / 256, 256>>>(x, count);
 		CHECK(cudaDeviceSynchronize());
 		x[turn] += 7;
+		variable++;
 	}
 	show("by turns", x, count);
 	CHECK(cudaFree(x));

@@ -38,4 +38,5 @@ def jax_unified():
     show("product", x @ x)
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

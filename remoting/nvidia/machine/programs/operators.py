@@ -5,15 +5,11 @@
 --compile: compiled by torch.compile, which writes kernels for Triton; two inputs each."""
 import itertools
 import sys
-import types
-import unittest
 import warnings
 
 import deterministic
 import torch
 
-# A package of PyTorch's tests that is not needed to make inputs.
-sys.modules["expecttest"] = types.SimpleNamespace(TestCase=unittest.TestCase, ACCEPT=False, __name__="expecttest")
 sys.argv, words = sys.argv[:1], tuple(sys.argv[1:])
 warnings.simplefilter("ignore")
 

@@ -81,4 +81,5 @@ def accelerate_batches():
     print("fits", train())
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

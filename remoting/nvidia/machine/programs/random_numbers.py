@@ -57,4 +57,5 @@ def numba_xoroshiro():
     show("normal", out.copy_to_host())
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

@@ -47,7 +47,7 @@ def cupy_rows():
     b = cupy.arange(400, dtype=cupy.float64)
     show("by vector", s @ b)
     show("direct", cupyx.scipy.sparse.linalg.spsolve(s, b).round(9))
-    show("conjugate gradients", cupyx.scipy.sparse.linalg.cg(s, b, tol=1e-10)[0].round(6))
+    show("conjugate gradients", cupyx.scipy.sparse.linalg.cg(s, b, rtol=1e-10)[0].round(6))
     show("transposed", s.T.tocsc())
 
 
@@ -66,4 +66,5 @@ def graph():
         show("graph", second(first(features, matrix).relu(), matrix))
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

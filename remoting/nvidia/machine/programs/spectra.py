@@ -50,4 +50,5 @@ def jax_transforms():
     show("gradient", jax.grad(lambda x: jax.numpy.abs(jax.numpy.fft.fft(x)).sum())(given))
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

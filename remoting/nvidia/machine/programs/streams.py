@@ -84,4 +84,5 @@ def cupy_graph():
     show("graph", x)
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())

@@ -57,12 +57,6 @@ def main():
     how, names = sys.argv[1], sys.argv[2:]
     sys.argv = sys.argv[:1]
     if how == "unittest":
-        # Numba's tests look for what NumPy has no more.
-        import numpy
-
-        for old, new in {"row_stack": "vstack", "in1d": "isin", "trapz": "trapezoid"}.items():
-            if not hasattr(numpy, old):
-                setattr(numpy, old, getattr(numpy, new))
         warnings.simplefilter("ignore")
         for name in names:
             unittest.defaultTestLoader.loadTestsFromName(name).run(Result())

@@ -130,4 +130,5 @@ def torch_flex_attention():
     show("flex", torch.compile(flex_attention)(q, k, v, block_mask=mask))
 
 
-run(globals())
+if __name__ == "__main__":
+    run(globals())
