@@ -164,7 +164,10 @@ fn age(context: &Context) -> Result<()> {
     let more = json!({"cpus": {"boot_vcpus": 2, "max_vcpus": 2}});
     let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     let (off, uptime) = clocks(&mut guest)?;
-    guest.run("(sleep 2000000; echo wo''ke) & true")?;
+    // It must sleep when the snapshot is taken.
+    guest.run(
+        "(sleep 2000000; echo wo''ke) & until grep -qF '(sleep) S' /proc/[0-9]*/stat; do :; done",
+    )?;
     take(&gantry, context)?;
     gantry.kill()?;
     let _ahead = Ahead::by(MONTH)?;
