@@ -40,8 +40,6 @@ const IMPORT: u32 = 0x3d0c;
 const PROCESSES: u32 = 0x2080_018d;
 /// The flag that lets other processes than the one that opened a file of unified memory use it.
 const SHARED_UVM: u64 = 2;
-/// The most address spaces of a file of unified memory.
-const MOST_SPACES: usize = 64;
 
 /// The bytes of a call as they were delivered.
 struct Delivered<'a> {
@@ -131,6 +129,7 @@ impl Session {
             (Kind::Frontend, 201) => self.register(made, bytes),
             (Kind::Frontend, 206) => self.add_event(made, bytes),
             (Kind::Uvm, 0x19) => self.register_space(made, bytes),
+            (Kind::Uvm, 0x1a | 0x26) => self.unregister(made, bytes),
             (Kind::Uvm, 0x22) => self.free_range(made, bytes),
             (Kind::Uvm, 0x44) => self.make_pool(made, bytes),
             (Kind::Uvm, 0x3000_0001) => {
@@ -168,7 +167,7 @@ impl Session {
     }
 
     /// Whether a call that returned `result` has succeeded.
-    fn is_done(made: &Made<'_>, result: i32, bytes: &[u8]) -> bool {
+    pub fn is_done(made: &Made<'_>, result: i32, bytes: &[u8]) -> bool {
         result == 0
             && made
                 .call
@@ -385,17 +384,6 @@ impl Session {
         if let (true, Some(file)) = (Self::is_done(made, result, bytes), made.named.first()) {
             let watched = self.worker().events.watch_device(file);
             watched.map_err(|error| Denied::Errno(errno(error)))?;
-        }
-        Ok(result)
-    }
-
-    fn register_space(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
-        if made.file.left().spaces.len() >= MOST_SPACES {
-            return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
-        }
-        let result = self.issue(made, bytes)?;
-        if Self::is_done(made, result, bytes) {
-            made.file.left().spaces.push(word(bytes, 20));
         }
         Ok(result)
     }

@@ -1,15 +1,15 @@
 //! Memory of the driver that a program maps comes from the program's slice: the driver gets it as descriptor memory,
 //! which it pins. So the program needs no device file to map it, and every page that it shares with a device is known.
 
-use std::os::fd::AsFd;
+use std::{os::fd::AsFd, sync::Arc};
 
 use base::Unpoisoned;
 use nvidia_abi::status;
 
 use crate::{
     call::{DESCRIPTOR, DESCRIPTOR_FLAGS, Made},
-    check::{Denied, descriptor, long, put, word},
-    files::{OpenFile, Pool},
+    check::{Denied, long, put, word},
+    files::OpenFile,
     objects::{Object, Pages},
     session::{Session, errno},
 };
@@ -17,17 +17,10 @@ use crate::{
 /// Command words of calls that the worker makes by itself.
 const MAKE_DESCRIPTOR: u32 = 0xc038_4627;
 const FREE: u32 = 0xc010_4629;
-const CREATE_RANGE: u32 = 0x49;
-const FREE_RANGE: u32 = 0x22;
-const MAP_EXTERNAL: u32 = 0x21;
-/// A GPU, as an object.
-const GPU: u32 = 0x80;
 /// Attributes of memory: where the placement of its pages is, and the placement that is one piece.
 const PLACEMENT: u32 = 27;
 const CONTIGUOUS: u32 = 2;
-/// The most pools of a file of unified memory.
-const MOST_POOLS: usize = 64;
-const PAGE: u64 = 4096;
+pub const PAGE: u64 = 4096;
 
 impl Session {
     /// Descriptor memory that the program asks for: pages that it has taken before. The block has their offset.
@@ -103,9 +96,12 @@ impl Session {
             .checked_next_multiple_of(PAGE)
             .filter(|length| *length > 0);
         let length = length.ok_or(Denied::Status(status::NOT_SUPPORTED))?;
-        let status = self.free_object(client, parent, handle)?;
-        if status != status::OK {
-            return Err(Denied::Status(status));
+        // What can be missing is looked for before the object is freed.
+        self.gpu_of(client)?;
+        let pages = self.take(length)?;
+        if let Err(denied) = self.free_object(client, parent, handle) {
+            pages.release();
+            return Err(denied);
         }
         let gone = self
             .worker()
@@ -113,103 +109,21 @@ impl Session {
             .lock_unpoisoned()
             .remove(client, handle);
         gone.into_iter().for_each(Pages::release);
-        let pages = self.describe(client, parent, handle, length)?;
+        let pages = self.pinned(client, parent, handle, pages)?;
         self.note_memory(client, handle, parent, class, Some(pages.clone()));
         Ok(pages)
     }
 
-    /// A semaphore pool of unified memory: an external range over pages of the slice.
-    pub fn make_pool(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
-        let (base, length) = (long(bytes, 0), long(bytes, 8));
-        let left = made.file.left();
-        let client = left
-            .spaces
-            .last()
-            .copied()
-            .filter(|_| left.pools.len() < MOST_POOLS);
-        let client = client.ok_or(Denied::Status(status::NOT_SUPPORTED))?;
-        drop(left);
-        if length == 0 || !base.is_multiple_of(PAGE) || !length.is_multiple_of(PAGE) {
-            return Err(Denied::Status(status::INVALID_ARGUMENT));
-        }
-        let mut objects = self.worker().objects.lock_unpoisoned();
-        let known = objects
-            .client(client)
-            .filter(|client| self.has(client.file));
-        let known = known
-            .and_then(|client| Some((client.file, client.of_class(GPU)?, client.free_handle()?)));
-        drop(objects);
-        let (control, gpu, handle) = known.ok_or(Denied::Status(status::INVALID_CLIENT))?;
-        self.check_room(client)?;
-        let control = self
-            .file(control)
-            .ok_or(Denied::Status(status::INVALID_CLIENT))?;
-        let pages = self.describe(client, gpu, handle, length)?;
-
-        let mut range = [0; 24];
-        put(&mut range, 0, base.to_le_bytes());
-        put(&mut range, 8, length.to_le_bytes());
-        let mut mapping = [0; 9264];
-        mapping[..16].copy_from_slice(&range[..16]);
-        // For each GPU how it is mapped, and their number: the same in both blocks, at other offsets.
-        mapping[24..24 + 9216 + 8].copy_from_slice(&bytes[16..16 + 9216 + 8]);
-        put(&mut mapping, 9248, descriptor(&control).to_le_bytes());
-        put(&mut mapping, 9252, client.to_le_bytes());
-        put(&mut mapping, 9256, handle.to_le_bytes());
-        let mut status = self.by_itself(made.file, CREATE_RANGE, &mut range, 16)?;
-        if status == status::OK {
-            status = self.by_itself(made.file, MAP_EXTERNAL, &mut mapping, 9260)?;
-            if status != status::OK {
-                put(&mut range, 16, 0u32.to_le_bytes());
-                self.by_itself(made.file, FREE_RANGE, &mut range, 16)?;
-            }
-        }
-        if status != status::OK {
-            self.free_object(client, gpu, handle)?;
-            pages.release();
-            return Err(Denied::Status(status));
-        }
-        self.note_memory(client, handle, gpu, DESCRIPTOR, None);
-        made.file.left().pools.push(Pool {
-            base,
-            pages,
-            object: (client, handle),
-        });
-        Err(Denied::Status(status::OK))
-    }
-
-    /// Frees a range of addresses of unified memory, and what was made for it.
-    pub fn free_range(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
-        let base = long(bytes, 0);
-        let result = self.issue(made, bytes)?;
-        if result != 0 || word(bytes, 16) != status::OK {
-            return Ok(result);
-        }
-        let mut left = made.file.left();
-        let pool = left.pools.iter().position(|pool| pool.base == base);
-        let pool = pool.map(|at| left.pools.swap_remove(at));
-        drop(left);
-        if let Some(Pool {
-            pages,
-            object: (client, handle),
-            ..
-        }) = pool
-        {
-            let mut objects = self.worker().objects.lock_unpoisoned();
-            let parent = objects
-                .client(client)
-                .and_then(|client| Some(client.object(handle)?.parent));
-            drop(objects);
-            if let Some(parent) = parent {
-                self.free_object(client, parent, handle)?;
-                self.worker()
-                    .objects
-                    .lock_unpoisoned()
-                    .remove(client, handle);
-            }
-            pages.release();
-        }
-        Ok(result)
+    /// Takes zeroed pages of the slice.
+    pub fn take(&self, length: u64) -> Result<Pages, Denied> {
+        let offset = self.slice().take(length);
+        let offset = offset.ok_or(Denied::Status(status::NO_MEMORY))?;
+        Ok(Pages {
+            slice: self.slice().clone(),
+            offset,
+            length,
+            is_ours: true,
+        })
     }
 
     /// Takes pages of the slice, and has the driver pin them as descriptor memory.
@@ -220,29 +134,26 @@ impl Session {
         handle: u32,
         length: u64,
     ) -> Result<Pages, Denied> {
-        let control = self
-            .worker()
-            .objects
-            .lock_unpoisoned()
-            .client(client)
-            .map(|client| client.file);
-        let control = control.ok_or(Denied::Status(status::INVALID_CLIENT))?;
-        let gpu = self.worker().files.lock_unpoisoned().gpu_of(control);
-        let gpu = gpu.ok_or(Denied::Status(status::NOT_SUPPORTED))?;
-        let offset = self
-            .slice()
-            .take(length)
-            .ok_or(Denied::Status(status::NO_MEMORY))?;
-        let pages = Pages {
-            slice: self.slice().clone(),
-            offset,
-            length,
-            is_ours: true,
-        };
-        let address = self
-            .slice()
-            .address(offset, length)
-            .map_or(0, |address| address as u64);
+        let pages = self.take(length)?;
+        self.pinned(client, parent, handle, pages)
+    }
+
+    /// Has the driver pin pages as descriptor memory, or gives them back.
+    fn pinned(&self, client: u32, parent: u32, handle: u32, pages: Pages) -> Result<Pages, Denied> {
+        match self.pin(client, parent, handle, &pages) {
+            Ok(()) => Ok(pages),
+            Err(denied) => {
+                pages.release();
+                Err(denied)
+            }
+        }
+    }
+
+    /// Has the driver pin pages as descriptor memory.
+    pub fn pin(&self, client: u32, parent: u32, handle: u32, pages: &Pages) -> Result<(), Denied> {
+        let gpu = self.gpu_of(client)?;
+        let address = pages.slice.address(pages.offset, pages.length);
+        let address = address.ok_or(Denied::Status(status::NO_MEMORY))? as u64;
         let mut block = [0; 56];
         for (at, word) in [
             (0, client),
@@ -254,26 +165,28 @@ impl Session {
             put(&mut block, at, word.to_le_bytes());
         }
         put(&mut block, 24, address.to_le_bytes());
-        put(&mut block, 32, (length - 1).to_le_bytes());
+        put(&mut block, 32, (pages.length - 1).to_le_bytes());
         put(&mut block, 48, (-1i32).to_le_bytes());
-        let status = self.by_itself(&gpu, MAKE_DESCRIPTOR, &mut block, 40);
-        match status {
-            Ok(status::OK) => Ok(pages),
-            failed => {
-                pages.release();
-                Err(Denied::Status(failed?))
-            }
-        }
+        self.by_itself(&gpu, MAKE_DESCRIPTOR, &mut block, 40)
     }
 
-    fn free_object(&self, client: u32, parent: u32, handle: u32) -> Result<u32, Denied> {
-        let control = self
-            .worker()
-            .objects
-            .lock_unpoisoned()
-            .client(client)
-            .map(|client| client.file);
-        let control = control.and_then(|control| self.file(control));
+    /// A GPU's file that was registered with the control file of a client. For descriptor memory any GPU's will do: the
+    /// object that contains it says which GPU it is for.
+    fn gpu_of(&self, client: u32) -> Result<Arc<OpenFile>, Denied> {
+        let control = self.control_of(client)?;
+        let gpu = self.worker().files.lock_unpoisoned().gpu_of(control);
+        gpu.ok_or(Denied::Status(status::NOT_SUPPORTED))
+    }
+
+    /// The number of the control file of a client.
+    fn control_of(&self, client: u32) -> Result<u32, Denied> {
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let control = objects.client(client).map(|client| client.file);
+        control.ok_or(Denied::Status(status::INVALID_CLIENT))
+    }
+
+    pub fn free_object(&self, client: u32, parent: u32, handle: u32) -> Result<(), Denied> {
+        let control = self.file(self.control_of(client)?);
         let control = control.ok_or(Denied::Status(status::INVALID_CLIENT))?;
         let mut block = [0; 16];
         for (at, word) in [(0, client), (4, parent), (8, handle)] {
@@ -283,25 +196,35 @@ impl Session {
     }
 
     /// Makes a call of the worker's own, whose block has no pointers and its status at `status_at`.
-    fn by_itself(
+    pub fn by_itself(
         &self,
         file: &OpenFile,
         command: u32,
         block: &mut [u8],
         status_at: usize,
-    ) -> Result<u32, Denied> {
-        // SAFETY: each command here has the size of the array that its caller passes, and no pointer but one to pages
-        // of the slice, which stay mapped.
+    ) -> Result<(), Denied> {
+        // SAFETY: each command that is made like this has the size of the array that its caller passes, and no pointer
+        // but one to pages of a slice, which stay mapped.
         let result = unsafe {
             self.worker()
                 .device
                 .call(file.device().as_fd(), command, block.as_mut_ptr())
         };
         result.map_err(|error| Denied::Errno(errno(error)))?;
-        Ok(word(block, status_at))
+        match word(block, status_at) {
+            status::OK => Ok(()),
+            failed => Err(Denied::Status(failed)),
+        }
     }
 
-    fn note_memory(&self, client: u32, handle: u32, parent: u32, class: u32, pages: Option<Pages>) {
+    pub fn note_memory(
+        &self,
+        client: u32,
+        handle: u32,
+        parent: u32,
+        class: u32,
+        pages: Option<Pages>,
+    ) {
         let size = pages.as_ref().map_or(0, |pages| pages.length);
         let object = Object {
             parent,

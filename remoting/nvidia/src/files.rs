@@ -31,14 +31,45 @@ pub enum View {
     Device(u64),
 }
 
-/// A semaphore pool of unified memory, whose pages are a slice's.
-pub struct Pool {
+/// The identifier of a GPU.
+pub type Uuid = [u8; 16];
+
+/// How a GPU maps a range, as the driver wants it: its identifier, then five words.
+pub type Attributes = [u8; 36];
+
+/// An address space of a GPU that is registered with a file of unified memory.
+#[derive(Clone, Copy)]
+pub struct Space {
+    /// The GPU.
+    pub gpu: Uuid,
+    /// The client of the address space.
+    pub client: u32,
+    /// The GPU as an object of the client.
+    pub device: u32,
+}
+
+/// What a GPU knows the pages of a range by.
+#[derive(Clone, Copy)]
+pub struct Reached {
+    /// The GPU.
+    pub gpu: Uuid,
+    /// The client.
+    pub client: u32,
+    /// The object.
+    pub object: u32,
+}
+
+/// A range of unified memory whose pages are a slice's: a semaphore pool.
+#[derive(Clone)]
+pub struct SharedRange {
     /// The program's address of it.
     pub base: u64,
     /// Where and how long.
     pub pages: Pages,
-    /// The client and the object that the driver knows the pages by.
-    pub object: (u32, u32),
+    /// How GPUs map it, where the program has said so.
+    pub attributes: Vec<Attributes>,
+    /// The GPUs that map it.
+    pub reached: Vec<Reached>,
 }
 
 /// What calls left at a file.
@@ -48,10 +79,10 @@ pub struct Left {
     pub control: Option<u32>,
     /// What a mapping shows.
     pub view: Option<View>,
-    /// Unified memory: the client of each registered address space.
-    pub spaces: Vec<u32>,
-    /// Unified memory: pools.
-    pub pools: Vec<Pool>,
+    /// Unified memory: the registered address spaces, one a GPU.
+    pub spaces: Vec<Space>,
+    /// Unified memory: ranges whose pages are a slice's.
+    pub ranges: Vec<SharedRange>,
 }
 
 impl Left {

@@ -10,6 +10,7 @@
 //! | `call`, `check` | a call: the walk, the checks, the call itself, what is remembered and restored |
 //! | `objects` | clients and objects that programs created, and what memory they use |
 //! | `convert` | memory of the driver that a program maps comes from the program's slice |
+//! | `unified` | ranges of unified memory over pages of the slice |
 //! | `slice` | memory that a program shares with its devices |
 //! | `events` | hang-ups and events of files |
 //! | [`device`] | the device files themselves |
@@ -33,3 +34,4 @@ mod session;
 mod slice;
 #[cfg(feature = "test-support")]
 pub mod stand_in;
+mod unified;

@@ -165,7 +165,7 @@ impl Worker {
             return;
         };
         let mut pages = self.objects.lock_unpoisoned().remove_file(number);
-        pages.extend(file.left().pools.drain(..).map(|pool| pool.pages));
+        pages.extend(file.left().ranges.drain(..).map(|range| range.pages));
         if let Some(record) = &self.record {
             record.close(number);
         }

@@ -262,10 +262,10 @@ impl Session {
     /// Where the program maps a file from.
     fn view(&self, file: &Arc<OpenFile>, offset: u64, length: u64) -> Result<Reply, Errno> {
         let left = file.left();
-        let pool = left.pools.iter().find(|pool| pool.base == offset);
-        let (view, offset) = match (pool, &left.view) {
-            (Some(pool), _) => {
-                let pages = &pool.pages;
+        let range = left.ranges.iter().find(|range| range.base == offset);
+        let (view, offset) = match (range, &left.view) {
+            (Some(range), _) => {
+                let pages = &range.pages;
                 (
                     View::Slice(pages.slice.clone(), pages.offset, pages.length),
                     0,

@@ -17,6 +17,12 @@ pub struct State {
     next: u32,
     /// Classes of objects, by client and handle.
     pub objects: HashMap<(u32, u32), u32>,
+    /// What contains descriptor memory, by client and handle.
+    pub parents: HashMap<(u32, u32), u32>,
+    /// Commands that fail, with an error number.
+    pub failing: HashMap<u32, i32>,
+    /// External ranges that GPUs map: the address, the GPU, and the client and handle of the memory.
+    pub mapped: Vec<(u64, [u8; 16], (u32, u32))>,
     /// Types of share policies that reached the driver.
     pub share_types: Vec<u16>,
     /// Ranges of unified memory: commands and their first words.
@@ -91,11 +97,23 @@ impl Device for StandIn {
 
     unsafe fn call(&self, _: BorrowedFd<'_>, command: u32, block: *mut u8) -> io::Result<i32> {
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(error) = state.failing.get(&command) {
+            return Err(io::Error::from_raw_os_error(*error));
+        }
         // SAFETY: the worker has checked the block and what it points to.
         unsafe {
             if command >> 8 & 0xff != u32::from(b'F') {
                 if !block.is_null() {
                     state.ranges.push((command, long(block, 0)));
+                }
+                if command == 0x21 {
+                    let memory = (word(block, 9252), word(block, 9256));
+                    let gpu = block.add(24).cast::<[u8; 16]>().read();
+                    if state.objects.get(&memory) == Some(&0x71) {
+                        state.mapped.push((long(block, 0), gpu, memory));
+                    } else {
+                        put(block, 9260, 0x57);
+                    }
                 }
                 return Ok(0);
             }
@@ -111,6 +129,7 @@ impl Device for StandIn {
                         address.add(1).write_volatile(sum);
                     }
                     state.objects.insert(key, 0x71);
+                    state.parents.insert(key, word(block, 4));
                 }
                 0x29 => {
                     let (client, handle) = (word(block, 0), word(block, 8));

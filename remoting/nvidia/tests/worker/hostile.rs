@@ -1,220 +1,13 @@
 //! A program that sends whatever it likes.
 
-use std::{
-    io::{IoSlice, IoSliceMut},
-    mem::MaybeUninit,
-    os::fd::{AsFd, OwnedFd},
-    path::PathBuf,
-    thread,
+use std::collections::HashMap;
+
+use nvidia_abi::wire::{HEADER, Operation, Request, VERSION};
+use rustix::net::SendFlags;
+
+use super::{
+    ALLOCATE, CONTROL, DOORBELL, FREE, GPU, MAP, Owner, ask, open, send, serve, word, words,
 };
-
-use gantry_nvidia::{
-    server::{Listener, Worker},
-    stand_in::StandIn,
-};
-use nvidia_abi::wire::{Answer, HEADER, MOST, Operation, Request, VERSION};
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType, connect, recvmsg,
-    sendmsg, socket_with,
-};
-
-/// A worker with a stand-in for the driver.
-struct Served {
-    socket: PathBuf,
-    device: StandIn,
-    _folder: tempfile::TempDir,
-}
-
-fn serve() -> Served {
-    let folder = tempfile::tempdir().expect("there is room");
-    let socket = folder.path().join("nvidia.sock");
-    let listener = Listener::bind(&socket).expect("the folder is new");
-    let device = StandIn::default();
-    let worker = Worker::new(Box::new(device.clone()), 8 << 20, None).expect("the branch is known");
-    thread::spawn(move || worker.serve(&listener));
-    Served {
-        socket,
-        device,
-        _folder: folder,
-    }
-}
-
-impl Served {
-    fn connect(&self) -> OwnedFd {
-        let socket = socket_with(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        );
-        let socket = socket.expect("there are descriptors");
-        connect(
-            &socket,
-            &SocketAddrUnix::new(&self.socket).expect("it is short"),
-        )
-        .expect("it listens");
-        socket
-    }
-
-    /// A connection that has said hello.
-    fn program(&self) -> OwnedFd {
-        let socket = self.connect();
-        let hello = ask(&socket, Operation::Hello, 0, VERSION.into(), 0, &[]).expect("it answers");
-        assert_eq!((hello.0.result, hello.0.a), (0, 8 << 20));
-        socket
-    }
-}
-
-/// An answer, its bytes, and the file that came along.
-type Answered = (Answer, Vec<u8>, Option<OwnedFd>);
-
-/// Sends a packet. Answers the answer, or nothing if the worker has hung up.
-fn send(socket: &OwnedFd, packet: &[u8], file: Option<&OwnedFd>) -> Option<Answered> {
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    let files = file.map(AsFd::as_fd);
-    if let Some(file) = &files {
-        assert!(ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(file))));
-    }
-    sendmsg(
-        socket,
-        &[IoSlice::new(packet)],
-        &mut ancillary,
-        SendFlags::NOSIGNAL,
-    )
-    .ok()?;
-    let mut answer = vec![0; HEADER + MOST];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut ancillary = RecvAncillaryBuffer::new(&mut space);
-    let mut vectors = [IoSliceMut::new(&mut answer)];
-    let received = recvmsg(
-        socket,
-        &mut vectors,
-        &mut ancillary,
-        RecvFlags::CMSG_CLOEXEC,
-    )
-    .ok()?
-    .bytes;
-    let file = ancillary.drain().find_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(mut files) => files.next(),
-        _ => None,
-    });
-    let (answer, bytes) = Answer::from_packet(&answer[..received])?;
-    Some((answer, bytes.to_vec(), file))
-}
-
-fn ask(
-    socket: &OwnedFd,
-    operation: Operation,
-    file: u32,
-    a: u64,
-    b: u64,
-    bytes: &[u8],
-) -> Option<Answered> {
-    let request = Request {
-        operation,
-        file,
-        a,
-        b,
-        length: bytes.len() as u32,
-    };
-    send(socket, &[&request.to_bytes()[..], bytes].concat(), None)
-}
-
-/// Opens a file: its number, its token, and the program's end.
-fn open(socket: &OwnedFd, path: &str) -> (u32, Vec<u8>, OwnedFd) {
-    let (answer, token, end) =
-        ask(socket, Operation::Open, 0, 2, 0, path.as_bytes()).expect("it answers");
-    assert_eq!(answer.result, 0, "{path}");
-    (answer.a as u32, token, end.expect("it comes along"))
-}
-
-/// A block with these words.
-fn words(length: usize, words: &[(usize, u32)]) -> Vec<u8> {
-    let mut block = vec![0; length];
-    for (at, word) in words {
-        block[*at..at + 4].copy_from_slice(&word.to_le_bytes());
-    }
-    block
-}
-
-/// A program with a client, a GPU's file and the GPU as an object.
-struct Owner {
-    socket: OwnedFd,
-    control: u32,
-    client: u32,
-    _ends: [OwnedFd; 2],
-}
-
-const GPU: u32 = 0x5c00_0002;
-const ALLOCATE: u32 = 0xc030_462b;
-const MAP: u32 = 0xc038_464e;
-/// The class of a doorbell.
-const DOORBELL: u32 = 0xc661;
-
-impl Owner {
-    fn new(served: &Served) -> Self {
-        let socket = served.program();
-        let (control, _, control_end) = open(&socket, "/dev/nvidiactl");
-        let (gpu, _, gpu_end) = open(&socket, "/dev/nvidia0");
-        let mut owner = Self {
-            socket,
-            control,
-            client: 0,
-            _ends: [control_end, gpu_end],
-        };
-        owner.call(gpu, 0xc004_46c9, &words(4, &[(0, control)]));
-        let root = owner.call(control, ALLOCATE, &words(48, &[(12, 0x41)]));
-        owner.client = word(&root, 8);
-        assert_eq!(owner.allocate(owner.client, GPU, 0x80, 56), 0);
-        owner
-    }
-
-    fn call(&self, file: u32, command: u32, bytes: &[u8]) -> Vec<u8> {
-        let call = ask(
-            &self.socket,
-            Operation::Call,
-            file,
-            1,
-            command.into(),
-            bytes,
-        );
-        let (answer, bytes, _) = call.expect("it answers");
-        assert_eq!(answer.result, 0, "{command:x}");
-        bytes
-    }
-
-    /// Answers the status.
-    fn allocate(&self, parent: u32, handle: u32, class: u32, parameters: usize) -> u32 {
-        let header = [
-            (0, self.client),
-            (4, parent),
-            (8, handle),
-            (12, class),
-            (16, 1),
-        ];
-        let answer = self.call(self.control, ALLOCATE, &words(48 + parameters, &header));
-        word(&answer, 40)
-    }
-
-    /// Asks for a mapping by way of a file. Answers the status and its number.
-    fn map(&self, handle: u32, length: u32, file: u32) -> (u32, u32) {
-        let block = [
-            (0, self.client),
-            (4, GPU),
-            (8, handle),
-            (24, length),
-            (48, file),
-        ];
-        let answer = self.call(self.control, MAP, &words(56, &block));
-        (word(&answer, 40), word(&answer, 32))
-    }
-}
-
-fn word(bytes: &[u8], at: usize) -> u32 {
-    u32::from_le_bytes(bytes[at..at + 4].try_into().expect("four bytes"))
-}
 
 #[test]
 fn a_program_that_reads_no_answers_is_disconnected() {
@@ -382,16 +175,53 @@ fn a_slice_has_no_more_than_its_length() {
     }
 }
 
+/// A call on the owner's own objects: the file that it is for, the command, and the bytes.
+fn own_call(random: &mut fastrand::Rng, owner: &Owner, target: u32) -> (u32, u32, Vec<u8>) {
+    let mut handle = || 0x100 + random.u32(..16);
+    let (parent, handle) = (handle(), handle());
+    let parent = *random.choice(&[owner.client, GPU, parent]).expect("some");
+    let names = [(0, owner.client), (4, parent), (8, handle)];
+    let block =
+        |length: usize, further: &[(usize, u32)]| words(length, &[&names[..], further].concat());
+    match random.u32(..5) {
+        0 | 1 => {
+            let classes = [
+                (0x3e, 128),
+                (0x40, 128),
+                (0x80, 56),
+                (0x2080, 4),
+                (0x90f1, 56),
+                (0xa06c, 20),
+                (DOORBELL, 2),
+                (0xc86f, 368),
+            ];
+            let (class, size) = *random.choice(&classes).expect("some");
+            let mut block = block(48 + size, &[(12, class), (16, 1)]);
+            if size == 128 {
+                // Where memory has its length.
+                block[48 + 64..48 + 68].copy_from_slice(&random.u32(1..1 << 18).to_le_bytes());
+            }
+            (owner.control, ALLOCATE, block)
+        }
+        2 => (owner.control, FREE, block(16, &[])),
+        3 => {
+            let length = random.u32(1..0x3000);
+            (owner.control, MAP, block(56, &[(24, length), (48, target)]))
+        }
+        _ => {
+            let share = [(8, 0xd04), (16, 1), (24, 12), (40, random.u32(..8))];
+            (owner.control, CONTROL, block(32 + 12, &share))
+        }
+    }
+}
+
 #[test]
 fn random_calls_neither_panic_nor_reach_other_programs() {
     let served = serve();
-    let victim = served.program();
-    let (control, _, _end) = open(&victim, "/dev/nvidiactl");
-    let root = words(48, &[(12, 0x41)]);
-    let created = ask(&victim, Operation::Call, control, 1, 0xc030_462b, &root)
-        .expect("it answers")
-        .1;
-    let client = &created[8..12];
+    let victim = Owner::new(&served);
+    let client = victim.client.to_le_bytes();
+    let owner = Owner::new(&served);
+    let (target, _, _target_end) = open(&owner.socket, "/dev/nvidia0");
     let commands: Vec<u32> = nvidia_abi::Branch::R580.commands().collect();
     let classes = [
         0, 1, 0x3e, 0x40, 0x41, 0x71, 0x79, 0x80, 0x2080, 0xa06c, 0xc661, 0xc86f,
@@ -408,14 +238,34 @@ fn random_calls_neither_panic_nor_reach_other_programs() {
         0x503c_0104,
     ];
     let mut random = fastrand::Rng::with_seed(580);
-    let program = served.program();
+    let program = &owner.socket;
     let mut ends = Vec::new();
+    // How many calls on own objects succeeded, by command.
+    let mut done = HashMap::new();
     for round in 0..20_000 {
-        if round % 200 == 0 {
+        if round % 2 == 0 {
+            let (file, command, mut bytes) = own_call(&mut random, &owner, target);
+            if random.bool() {
+                let at = random.usize(..bytes.len());
+                bytes[at] = random.u8(..);
+            }
+            let (answer, bytes, _) = ask(program, Operation::Call, file, 1, command.into(), &bytes)
+                .expect("the connection lives");
+            let status_at = match command {
+                FREE => 12,
+                CONTROL => 28,
+                _ => 40,
+            };
+            if answer.result == 0 && word(&bytes, status_at) == 0 {
+                *done.entry(command).or_insert(0) += 1;
+            }
+            continue;
+        }
+        if round % 200 == 1 {
             let path = *random
                 .choice(&["/dev/nvidiactl", "/dev/nvidia0", "/dev/nvidia-uvm"])
                 .expect("some");
-            ends.push(open(&program, path));
+            ends.push(open(program, path));
         }
         let command = *random.choice(&commands).expect("some");
         let length = match random.u32(..4) {
@@ -426,7 +276,7 @@ fn random_calls_neither_panic_nor_reach_other_programs() {
             .map(|_| if random.bool() { 0 } else { random.u8(..) })
             .collect();
         if length >= 4 && random.bool() {
-            bytes[..4].copy_from_slice(client);
+            bytes[..4].copy_from_slice(&client);
         }
         if command & 0xff == 0x2b && length >= 48 {
             let class = *random.choice(&classes).expect("some");
@@ -444,7 +294,7 @@ fn random_calls_neither_panic_nor_reach_other_programs() {
             .expect("some");
         let argument = random.u64(..0x2000);
         let answer = ask(
-            &program,
+            program,
             operation,
             random.u32(..200),
             argument,
@@ -453,6 +303,10 @@ fn random_calls_neither_panic_nor_reach_other_programs() {
         );
         assert!(answer.is_some(), "the connection lives: round {round}");
     }
+    for command in [ALLOCATE, FREE, MAP, CONTROL] {
+        let done = done.get(&command).copied().unwrap_or_default();
+        assert!(done > 100, "{command:x}: {done}");
+    }
     let state = served.device.0.lock().expect("no call has panicked");
     assert!(
         state
@@ -460,11 +314,10 @@ fn random_calls_neither_panic_nor_reach_other_programs() {
             .iter()
             .all(|share_type| [0, 4].contains(share_type))
     );
-    let client = u32::from_le_bytes(client.try_into().expect("four bytes"));
-    let of_victim = state.objects.keys().filter(|(of, _)| *of == client);
+    let of_victim = state.objects.keys().filter(|(of, _)| *of == victim.client);
     assert_eq!(
         of_victim.count(),
-        1,
+        2,
         "nothing was added to the other program's client"
     );
     drop(state);
