@@ -268,6 +268,31 @@ unsafe fn replace_by(
     replaced
 }
 
+/// Replaces pages of the slice by memory of the program's own, with the rights that the program gave them meanwhile.
+///
+/// # Safety
+/// The range is memory of the program.
+unsafe fn own_again(start: usize, length: usize, protection: i32) -> io::Result<()> {
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let usual = libc::PROT_READ | libc::PROT_WRITE;
+    let protect = |protection: i32| {
+        // SAFETY: the program gets no rights that it did not have when the memory was pinned.
+        match unsafe { libc::mprotect(start as *mut c_void, length, protection) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    if protection & libc::PROT_READ == 0 {
+        protect(protection | libc::PROT_READ)?;
+    }
+    // SAFETY: the caller's, and the range can be read.
+    unsafe { replace_by(start, length, flags, -1, 0)? };
+    if protection != usual {
+        protect(protection)?;
+    }
+    Ok(())
+}
+
 impl Pinned {
     /// Its mappings. A part that was unmapped or replaced by the program is none.
     fn mappings(&self) -> impl Iterator<Item = Found> {
@@ -322,6 +347,12 @@ impl Program {
                 return Err(refused("a part of it is not mapped"));
             }
             covered = found.end;
+            // Of what may not be read there is no copy, and the pages of the slice may be written.
+            if found.protection != libc::PROT_READ | libc::PROT_WRITE {
+                return Err(refused(
+                    "a part of it may not be read and written, or is code",
+                ));
+            }
             let is_private = !found.is_shared
                 && (found.path.is_empty()
                     || found.path.starts_with('[')
@@ -368,9 +399,8 @@ impl Program {
         for found in pinned.mappings() {
             let from = found.start.max(start);
             let length = found.end.min(start + length) - from;
-            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
             // SAFETY: the range is the program's memory, mapped from the slice.
-            if let Err(error) = unsafe { replace_by(from, length, flags, -1, 0) } {
+            if let Err(error) = unsafe { own_again(from, length, found.protection) } {
                 // The pages stay in the slice, and nobody else gets them.
                 eprintln!("gantry-nvidia: memory stays shared with the device: {error}");
                 return;

@@ -157,6 +157,66 @@ fn memory_that_others_write_is_not_pinned() {
 }
 
 #[test]
+fn memory_without_the_rights_to_use_it_is_not_pinned() {
+    let Some(_) = with_program("memory_without_the_rights_to_use_it_is_not_pinned") else {
+        let opened = Opened::new();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        let memory = mmap(-1, 1 << 16, flags, 0).expect("there is memory");
+        let protect = |protection: i32| {
+            // SAFETY: the last page of the mapping.
+            let result =
+                unsafe { libc::mprotect(memory.byte_add(15 << 12).cast(), 4096, protection) };
+            assert_eq!(result, 0);
+        };
+        for protection in [
+            libc::PROT_NONE,
+            libc::PROT_READ,
+            libc::PROT_READ | libc::PROT_EXEC,
+        ] {
+            protect(protection);
+            assert_eq!(
+                opened.describe(MEMORY, memory, 1 << 16),
+                0x56,
+                "{protection}"
+            );
+        }
+        protect(libc::PROT_READ | libc::PROT_WRITE);
+        assert_eq!(opened.describe(MEMORY, memory, 1 << 16), 0);
+        return;
+    };
+}
+
+#[test]
+fn pinned_memory_keeps_the_rights_that_it_was_given() {
+    let Some(_) = with_program("pinned_memory_keeps_the_rights_that_it_was_given") else {
+        let opened = Opened::new();
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+        for (protection, shown) in [(libc::PROT_NONE, "---p"), (libc::PROT_READ, "r--p")] {
+            let memory = mmap(-1, 1 << 16, flags, 0).expect("there is memory");
+            // SAFETY: the mapping has the word.
+            unsafe { memory.write_volatile(41) };
+            assert_eq!(opened.describe(MEMORY, memory, 1 << 16), 0);
+            // SAFETY: the mapping's pages.
+            let protected = unsafe { libc::mprotect(memory.cast(), 1 << 16, protection) };
+            assert_eq!(protected, 0);
+            assert_eq!(opened.free(MEMORY), 0);
+            let maps = std::fs::read_to_string("/proc/self/maps").expect("it is there");
+            assert!(!maps.contains("gantry-slice"), "none of it is the slice's");
+            let start = format!("{:x}-", memory as usize);
+            let line = maps.lines().find(|line| line.starts_with(&start));
+            assert!(line.is_some_and(|line| line.contains(shown)), "{line:?}");
+            // SAFETY: the mapping's pages, and its first word.
+            unsafe {
+                assert_eq!(libc::mprotect(memory.cast(), 1 << 16, libc::PROT_READ), 0);
+                assert_eq!(memory.read_volatile(), 41);
+                libc::munmap(memory.cast(), 1 << 16);
+            }
+        }
+        return;
+    };
+}
+
+#[test]
 fn writes_of_other_threads_are_not_lost_when_memory_is_pinned() {
     let Some(_) = with_program("writes_of_other_threads_are_not_lost_when_memory_is_pinned") else {
         const PAGES: usize = 1 << 10;
