@@ -10,11 +10,14 @@ use std::{
 };
 
 use libc::{mode_t, off_t, pollfd, sigset_t, stat as Stat, statx as Statx, timespec};
-use nvidia_abi::wire::Operation;
+use nvidia_abi::{
+    Kind,
+    wire::{MANAGED, Operation, SLICE},
+};
 
 use crate::{
     files::{self, Attributes, File, program},
-    memory,
+    managed, memory,
 };
 
 /// What the paths of all device files begin with.
@@ -224,7 +227,20 @@ fn map_device(
     flags: c_int,
     offset: off_t,
 ) -> io::Result<*mut c_void> {
+    let is_unified = known.kind == Kind::Uvm;
+    let usual = libc::PROT_READ | libc::PROT_WRITE;
+    let is_usual = flags & libc::MAP_TYPE != libc::MAP_PRIVATE && protection & usual == usual;
+    if is_unified && !is_usual {
+        // As the driver.
+        return Err(io::Error::from_raw_os_error(libc::EINVAL));
+    }
     let mut program = program();
+    if is_unified && flags & libc::MAP_FIXED != 0 && managed::is_among(at as usize, length) {
+        // What was there goes first: the worker knows a range by its address.
+        // SAFETY: the program asked for something else to be mapped there.
+        unsafe { memory::unmap(at, length)? };
+        program.replaced(at as usize, length);
+    }
     let connection = program.connection()?;
     let reply = connection.ask(
         Operation::Map,
@@ -232,8 +248,9 @@ fn map_device(
         offset.cast_unsigned(),
         length as u64,
     )?;
-    let (file, offset) = match reply.answer.a {
-        0 => (connection.slice.as_raw_fd(), reply.answer.b.cast_signed()),
+    let from = reply.answer.a;
+    let (file, place) = match from {
+        SLICE | MANAGED => (connection.slice.as_raw_fd(), reply.answer.b.cast_signed()),
         _ => (
             reply
                 .file
@@ -244,11 +261,32 @@ fn map_device(
         ),
     };
     // SAFETY: the mapping that the program asked for, of another file.
-    let mapped = unsafe { memory::map(at, length, protection, flags, file, offset) };
-    if mapped == libc::MAP_FAILED {
-        return Err(io::Error::last_os_error());
+    let mapped = unsafe { memory::map(at, length, protection, flags, file, place) };
+    let mut result = if mapped == libc::MAP_FAILED {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(mapped)
+    };
+    if from == MANAGED {
+        let noted = result.and_then(|mapped| {
+            let start = mapped as usize;
+            let noted = if start as u64 == offset.cast_unsigned() {
+                program.note_managed(start, length, reply.answer.b, known.number)
+            } else {
+                // The address is that of the GPUs, too.
+                Err(io::Error::from_raw_os_error(libc::EINVAL))
+            };
+            noted.map(|()| mapped).inspect_err(|_| {
+                // SAFETY: it was made above.
+                let _ = unsafe { memory::unmap(mapped, length) };
+            })
+        });
+        result = noted.inspect_err(|_| {
+            let length = length.next_multiple_of(4096);
+            program.free_range(known.number, offset.cast_unsigned() as usize, length);
+        });
     }
-    Ok(mapped)
+    result
 }
 
 /// Replaces `mmap`.
@@ -276,7 +314,22 @@ pub unsafe extern "C" fn mmap(
         }
     }
     // SAFETY: the caller's.
-    unsafe { memory::map(at, length, protection, flags, file, offset) }
+    let mapped = unsafe { memory::map(at, length, protection, flags, file, offset) };
+    let may_replace = mapped != libc::MAP_FAILED && flags & libc::MAP_FIXED != 0;
+    if may_replace && managed::is_among(mapped as usize, length) {
+        program().replaced(mapped as usize, length);
+    }
+    mapped
+}
+
+/// Replaces `munmap`.
+///
+/// # Safety
+/// As for the original.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn munmap(at: *mut c_void, length: usize) -> c_int {
+    // SAFETY: the caller's.
+    answer(unsafe { managed::unmap(at as usize, length) }.map(|()| 0))
 }
 
 /// Replaces `mmap64`.

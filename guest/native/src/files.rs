@@ -23,6 +23,7 @@ use base::fork::Mark;
 
 use crate::{
     connection::Connection,
+    managed::{self, Ranges},
     pinned::{Inherited, Pinned},
 };
 
@@ -108,9 +109,13 @@ pub fn program() -> Locked {
     Locked(program)
 }
 
-/// The lock of a thread that forks, and of what memory the child gets a copy. The child has the lock's memory, but not
-/// the thread that would unlock it.
-type Forking = (MutexGuard<'static, Option<Program>>, Vec<Inherited>);
+/// The locks of a thread that forks, and of what memory the child gets a copy. The child has the locks' memory, but not
+/// the thread that would unlock them.
+struct Forking {
+    inherited: Vec<Inherited>,
+    managed: MutexGuard<'static, Ranges>,
+    _program: MutexGuard<'static, Option<Program>>,
+}
 
 struct Held(std::cell::UnsafeCell<Option<Forking>>);
 
@@ -123,8 +128,13 @@ extern "C" fn before_fork() {
     let program = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
     let pinned = program.iter().flat_map(|program| &program.pinned);
     let inherited = pinned.flat_map(Pinned::inherited).collect();
+    let forking = Forking {
+        inherited,
+        managed: managed::lock(),
+        _program: program,
+    };
     // SAFETY: this thread has the lock.
-    unsafe { *HELD.0.get() = Some((program, inherited)) };
+    unsafe { *HELD.0.get() = Some(forking) };
 }
 
 extern "C" fn after_fork() {
@@ -136,9 +146,10 @@ extern "C" fn after_fork() {
 
 extern "C" fn in_child() {
     // SAFETY: as in `after_fork`, which follows.
-    let forking = unsafe { &*HELD.0.get() };
-    let inherited = forking.iter().flat_map(|(_, inherited)| inherited);
-    inherited.for_each(Inherited::copy);
+    if let Some(forking) = unsafe { &mut *HELD.0.get() } {
+        forking.managed.clear();
+        forking.inherited.iter().for_each(Inherited::copy);
+    }
     after_fork();
 }
 
@@ -162,6 +173,7 @@ impl Program {
         self.inherited
             .extend(self.files.drain(..).map(|file| file.cookie));
         self.pinned.clear();
+        managed::lock().clear();
     }
 
     /// The connection to the worker. The first time that there is none, a line says so.

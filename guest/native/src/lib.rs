@@ -13,15 +13,17 @@
 //! | [`files`] | which descriptor is which file |
 //! | [`call`] | an `ioctl`: the walk, files by number, what comes back |
 //! | [`pinned`] | memory that the driver pins moves to the slice, at its addresses |
+//! | [`managed`] | managed memory: what the worker must know of its mappings |
 //! | [`memory`] | this process's memory, read and written without faults |
 //!
 //! The worker's socket is `$GANTRY_NVIDIA_SOCKET`, else `/run/gantry/nvidia.sock`.
 //!
-//! Not carried: managed memory, files of video and debugging, `epoll` and `select` on device files.
+//! Not carried: files of video and debugging, `epoll` and `select` on device files.
 
 mod call;
 mod connection;
 mod entry;
 mod files;
+mod managed;
 mod memory;
 mod pinned;

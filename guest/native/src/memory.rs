@@ -87,3 +87,15 @@ pub unsafe fn map(
         libc::syscall(libc::SYS_mmap, at, length, protection, flags, file, offset) as *mut c_void
     }
 }
+
+/// Unmaps as the kernel does, past the replaced function.
+///
+/// # Safety
+/// As for `munmap`.
+pub unsafe fn unmap(at: *mut c_void, length: usize) -> io::Result<()> {
+    // SAFETY: the caller's.
+    if unsafe { libc::syscall(libc::SYS_munmap, at, length) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}

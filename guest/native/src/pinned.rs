@@ -204,7 +204,7 @@ impl Inherited {
                 && libc::mprotect(new, length, protection) == 0;
             let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
             if !is_done || libc::mremap(new, length, length, flags, place) == libc::MAP_FAILED {
-                libc::munmap(new, length);
+                let _ = memory::unmap(new, length);
             }
         }
     }
@@ -263,7 +263,7 @@ unsafe fn replace_by(
     let replaced = unsafe { replace(start, length, new) };
     if replaced.is_err() {
         // SAFETY: it was made above, and has not been moved.
-        unsafe { libc::munmap(new, length) };
+        let _ = unsafe { memory::unmap(new, length) };
     }
     replaced
 }
@@ -293,14 +293,25 @@ unsafe fn own_again(start: usize, length: usize, protection: i32) -> io::Result<
     Ok(())
 }
 
+/// The mappings in a range that are of the slice, from `offset` on. A part that was unmapped or replaced by the program
+/// is none.
+fn of_slice(start: usize, length: usize, offset: u64) -> impl Iterator<Item = Found> {
+    let place = offset.wrapping_sub(start as u64);
+    let found = mappings(start, length).into_iter().flatten();
+    found.filter(move |found| {
+        found.path == SLICE && found.offset.wrapping_sub(found.start as u64) == place
+    })
+}
+
+/// Whether any page of a range is of the slice, which it was mapped from at `offset`.
+pub fn is_mapped(start: usize, length: usize, offset: u64) -> bool {
+    of_slice(start, length, offset).next().is_some()
+}
+
 impl Pinned {
-    /// Its mappings. A part that was unmapped or replaced by the program is none.
+    /// Its mappings.
     fn mappings(&self) -> impl Iterator<Item = Found> {
-        let place = self.offset.wrapping_sub(self.start as u64);
-        let found = mappings(self.start, self.length).into_iter().flatten();
-        found.filter(move |found| {
-            found.path == SLICE && found.offset.wrapping_sub(found.start as u64) == place
-        })
+        of_slice(self.start, self.length, self.offset)
     }
 
     /// What a child gets a copy of.

@@ -6,6 +6,8 @@ pub const OK: u32 = 0;
 pub const INSUFFICIENT_RESOURCES: u32 = 0x1a;
 /// The caller may not do this.
 pub const INSUFFICIENT_PERMISSIONS: u32 = 0x1b;
+/// The address is invalid.
+pub const INVALID_ADDRESS: u32 = 0x1e;
 /// An argument is invalid.
 pub const INVALID_ARGUMENT: u32 = 0x1f;
 /// The class does not exist.

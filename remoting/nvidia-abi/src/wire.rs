@@ -6,13 +6,20 @@
 use crate::walk::Kind;
 
 /// The version of these messages. Both sides compare it in [`Operation::Hello`].
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Bytes of a header.
 pub const HEADER: usize = 32;
 /// The most bytes that follow a header: more than the longest call carries.
 pub const MOST: usize = 64 << 10;
 /// Bytes of the token of a file.
 pub const TOKEN: usize = 16;
+
+/// Where a mapping is from: the slice.
+pub const SLICE: u64 = 0;
+/// Where a mapping is from: the descriptor that comes along.
+pub const DEVICE: u64 = 1;
+/// Where a mapping is from: the slice, and it is managed memory. Whoever unmaps all of it frees the range.
+pub const MANAGED: u64 = 2;
 
 /// What a request asks for. The words `a` and `b` and the bytes are what the variant says; the rest is 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -33,8 +40,8 @@ pub enum Operation {
     /// Makes a call on `file`. `a`: the argument; `b`: the command. The bytes are its segments. Answer: its result and
     /// the segments.
     Call,
-    /// Where to map `file` from. `a`: the offset; `b`: the length. Answer: `a` is 0 for the slice, at offset `b`; 1 for
-    /// the descriptor that comes along, at the same offset.
+    /// Where to map `file` from. `a`: the offset; `b`: the length. Answer: `a` is [`SLICE`] or [`MANAGED`], at offset
+    /// `b`, or [`DEVICE`], at the same offset.
     Map,
     /// Takes `a` bytes of the slice. Answer: `a` is their offset.
     Pages,

@@ -130,6 +130,7 @@ impl Session {
             (Kind::Frontend, 206) => self.add_event(made, bytes),
             (Kind::Uvm, 0x19) => self.register_space(made, bytes),
             (Kind::Uvm, 0x1a | 0x26) => self.unregister(made, bytes),
+            (Kind::Uvm, 0x1f | 0x2a..=0x2f | 0x33) => self.advise(made, bytes),
             (Kind::Uvm, 0x22) => self.free_range(made, bytes),
             (Kind::Uvm, 0x44) => self.make_pool(made, bytes),
             (Kind::Uvm, 0x3000_0001) => {

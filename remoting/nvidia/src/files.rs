@@ -59,17 +59,27 @@ pub struct Reached {
     pub object: u32,
 }
 
-/// A range of unified memory whose pages are a slice's: a semaphore pool.
+/// A range of unified memory whose pages are a slice's: a semaphore pool, or managed memory.
 #[derive(Clone)]
 pub struct SharedRange {
     /// The program's address of it.
     pub base: u64,
     /// Where and how long.
     pub pages: Pages,
+    /// Whether it is managed memory.
+    pub is_managed: bool,
     /// How GPUs map it, where the program has said so.
     pub attributes: Vec<Attributes>,
     /// The GPUs that map it.
     pub reached: Vec<Reached>,
+}
+
+impl SharedRange {
+    /// Where in the range `length` bytes at the program's address `at` are. `None`: not all of them are in it.
+    pub fn place(&self, at: u64, length: u64) -> Option<u64> {
+        let place = at.checked_sub(self.base)?;
+        (place.checked_add(length)? <= self.pages.length).then_some(place)
+    }
 }
 
 /// What calls left at a file.

@@ -11,13 +11,17 @@ use std::{
 };
 
 use base::Unpoisoned;
-use nvidia_abi::wire::{Answer, HEADER, MOST, Operation, Request, VERSION};
+use nvidia_abi::{
+    status,
+    wire::{Answer, DEVICE, HEADER, MANAGED, MOST, Operation, Request, SLICE, VERSION},
+};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
     SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 
 use crate::{
+    check::Denied,
     device::Node,
     files::{OpenFile, View},
     server::Worker,
@@ -25,7 +29,7 @@ use crate::{
 };
 
 /// The most files of a program.
-const MOST_FILES: usize = 256;
+const MOST_FILES: usize = 1024;
 
 /// How long an answer waits for files on their way to other programs to be read, and how often it tries.
 const MOST_WAIT: Duration = Duration::from_secs(10);
@@ -264,6 +268,8 @@ impl Session {
         let left = file.left();
         let range = left.ranges.iter().find(|range| range.base == offset);
         let (view, offset) = match (range, &left.view) {
+            // As the driver: the address is in use.
+            (Some(range), _) if range.is_managed => return Err(libc::EINVAL),
             (Some(range), _) => {
                 let pages = &range.pages;
                 (
@@ -272,7 +278,17 @@ impl Session {
                 )
             }
             (None, Some(view)) => (view.clone(), offset),
-            // Managed memory is not carried.
+            (None, None) if file.node == Node::Uvm => {
+                drop(left);
+                let made = self.make_managed(file, offset, length);
+                return made
+                    .map(|at| words(MANAGED, at))
+                    .map_err(|denied| match denied {
+                        Denied::Errno(error) => error,
+                        Denied::Status(status::INVALID_ARGUMENT) => libc::EINVAL,
+                        Denied::Status(_) => libc::ENOMEM,
+                    });
+            }
             (None, None) => return Err(libc::ENOMEM),
         };
         let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
@@ -283,12 +299,12 @@ impl Session {
         match view {
             // Pages of another program's slice are not shown.
             View::Slice(slice, start, _) if Arc::ptr_eq(&slice, &self.slice) => {
-                Ok(words(0, start + offset))
+                Ok(words(SLICE, start + offset))
             }
             View::Slice(..) => Err(libc::EACCES),
             View::Device(_) => Ok(Reply {
                 file: Some(Along::Device(file.clone())),
-                ..words(1, 0)
+                ..words(DEVICE, 0)
             }),
         }
     }

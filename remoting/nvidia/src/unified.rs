@@ -1,6 +1,8 @@
 //! Ranges of unified memory over pages of the slice. The driver would map such a range at the program's address in the
 //! process that makes the call, which is the worker. So it gets an external range instead, at the same address of each
-//! GPU, over descriptor memory.
+//! GPU, over descriptor memory. Managed memory is such a range, too: it stays where it is, and GPUs reach it there.
+
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use base::Unpoisoned;
 use nvidia_abi::status;
@@ -19,6 +21,9 @@ const CREATE_RANGE: u32 = 0x49;
 const FREE_RANGE: u32 = 0x22;
 const MAP_EXTERNAL: u32 = 0x21;
 const UNREGISTER_SPACE: u32 = 0x1a;
+/// Commands on managed memory that are answered here.
+const SET_GROUP: u32 = 0x1f;
+const MIGRATE: u32 = 0x33;
 /// A GPU, as an object.
 const GPU: u32 = 0x80;
 /// Where a pool has its attributes by GPU, and their number.
@@ -27,7 +32,7 @@ const ATTRIBUTES_COUNT: usize = 9232;
 /// The most GPUs of a call.
 const MOST_GPUS: u64 = 256;
 /// The most ranges, and the most address spaces, of a file of unified memory.
-const MOST_RANGES: usize = 64;
+const MOST_RANGES: usize = 4096;
 const MOST_SPACES: usize = 64;
 
 /// The identifier at the start of some bytes.
@@ -115,18 +120,60 @@ impl Session {
         // They are as many as fit.
         let listed = listed.filter_map(|listed| listed.first_chunk().copied());
         let attributes = listed.take(count as usize).collect();
-        self.share(made.file, base, length, attributes)?;
+        self.share(made.file, base, length, attributes, false)?;
         Err(Denied::Status(status::OK))
     }
 
-    /// Has all GPUs of a file map new pages of the slice at a program's address.
+    /// Managed memory, as it comes to be when a program maps a file of unified memory at `base`. Answers where it is in
+    /// the slice.
+    pub fn make_managed(&self, file: &OpenFile, base: u64, length: u64) -> Result<u64, Denied> {
+        let length = length.checked_next_multiple_of(PAGE);
+        let length = length.ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
+        self.share(file, base, length, Vec::new(), true)
+    }
+
+    /// Advice on managed memory. It has one place only.
+    pub fn advise(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let number = made.call.number;
+        let at = if number == SET_GROUP { 8 } else { 0 };
+        let (base, length) = (long(bytes, at), long(bytes, at + 8));
+        let left = made.file.left();
+        let place = |address: u64, length: u64, is_managed: bool| {
+            let ranges = left.ranges.iter();
+            let mut kind = ranges.filter(|range| range.is_managed == is_managed);
+            kind.find_map(|range| Some((range.place(address, length)?, &range.pages)))
+        };
+        if place(base, length, true).is_none() {
+            drop(left);
+            return match number {
+                // Of pages elsewhere the driver would look at those of this process.
+                MIGRATE => Err(Denied::Status(status::INVALID_ADDRESS)),
+                _ => self.issue(made, bytes),
+            };
+        }
+        let (semaphore, payload) = (long(bytes, 40), word(bytes, 48));
+        if number == MIGRATE && semaphore != 0 {
+            let width = size_of::<u32>() as u64;
+            let place = place(semaphore, width, false).filter(|_| semaphore.is_multiple_of(width));
+            let address =
+                place.and_then(|(place, pages)| pages.slice.address(pages.offset + place, width));
+            let address = address.ok_or(Denied::Status(status::INVALID_ADDRESS))?;
+            // SAFETY: the word lies in the slice, which stays mapped, and is aligned. The program writes it by atomic
+            // instructions or not at all.
+            unsafe { AtomicU32::from_ptr(address.cast()) }.store(payload, Ordering::Release);
+        }
+        Err(Denied::Status(status::OK))
+    }
+
+    /// Has all GPUs of a file map new pages of the slice at a program's address. Answers where they are in the slice.
     fn share(
         &self,
         file: &OpenFile,
         base: u64,
         length: u64,
         attributes: Vec<Attributes>,
-    ) -> Result<(), Denied> {
+        is_managed: bool,
+    ) -> Result<u64, Denied> {
         let left = file.left();
         let spaces = left.spaces.clone();
         let has_room = left.ranges.len() < MOST_RANGES;
@@ -141,6 +188,7 @@ impl Session {
         let mut range = SharedRange {
             base,
             pages: self.take(length)?,
+            is_managed,
             attributes,
             reached: Vec::new(),
         };
@@ -162,8 +210,9 @@ impl Session {
                 }
             }
         }
+        let offset = range.pages.offset;
         file.left().ranges.push(range);
-        Ok(())
+        Ok(offset)
     }
 
     fn range_call(&self, file: &OpenFile, command: u32, range: &SharedRange) -> Result<(), Denied> {

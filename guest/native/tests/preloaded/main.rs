@@ -504,3 +504,111 @@ fn a_path_that_is_no_device_file_of_the_program_does_not_open() {
         return;
     };
 }
+
+/// Where programs have managed memory.
+const MANAGED: usize = 0x2_0000_0000;
+
+/// Maps managed memory.
+fn managed(uvm: i32, length: usize) -> std::io::Result<*mut u64> {
+    map_at(MANAGED, length, libc::MAP_SHARED, uvm)
+}
+
+fn map_at(at: usize, length: usize, flags: i32, file: i32) -> std::io::Result<*mut u64> {
+    let protection = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = flags | libc::MAP_FIXED;
+    // SAFETY: nothing else of the program is there.
+    let mapped = unsafe { libc::mmap(at as *mut _, length, protection, flags, file, at as i64) };
+    if mapped == libc::MAP_FAILED {
+        Err(std::io::Error::last_os_error())
+    } else {
+        Ok(mapped.cast())
+    }
+}
+
+fn unmap(at: usize, length: usize) {
+    // SAFETY: nobody uses what is there.
+    assert_eq!(unsafe { libc::munmap(at as *mut _, length) }, 0);
+}
+
+#[test]
+fn managed_memory_is_freed_when_its_mapping_is_gone() {
+    const LENGTH: usize = 1 << 20;
+    const SPACE: u32 = 0x5c00_0010;
+    let Some(device) = with_program("managed_memory_is_freed_when_its_mapping_is_gone") else {
+        let opened = Opened::new();
+        let uvm = open("/dev/nvidia-uvm").expect("it opens");
+        let early = managed(uvm, LENGTH).expect_err("no GPU is registered");
+        assert_eq!(early.raw_os_error(), Some(libc::ENOMEM));
+        assert_eq!(opened.allocate(DEVICE, SPACE, 0x90f1, &mut [0; 56]), 0);
+        let mut block = [0; 32];
+        for (at, value) in [
+            (16, opened.control.cast_unsigned()),
+            (20, opened.client),
+            (24, SPACE),
+        ] {
+            put(&mut block, at, value);
+        }
+        call(uvm, 0x19, &mut block).expect("the call is made");
+        assert_eq!(word(&block, 28), 0);
+
+        let private = map_at(MANAGED, LENGTH, libc::MAP_PRIVATE, uvm);
+        assert_eq!(
+            private.expect_err("as the driver").raw_os_error(),
+            Some(libc::EINVAL)
+        );
+        let memory = managed(uvm, LENGTH).expect("it maps");
+        // SAFETY: the mapping has these words. The device has written the second.
+        unsafe {
+            assert_eq!(memory.add(1).read_volatile(), ADDED);
+            memory.write_volatile(7);
+        }
+        // A preferred location of all of it, and of what is no managed memory.
+        for (base, status) in [(MANAGED, 0), (MANAGED + LENGTH, 0)] {
+            let mut advice = [0; 40];
+            put_long(&mut advice, 0, base as u64);
+            put_long(&mut advice, 8, LENGTH as u64);
+            call(uvm, 0x2a, &mut advice).expect("the call is made");
+            assert_eq!(word(&advice, 36), status);
+        }
+        // SAFETY: the child looks whether the memory is there, and ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let mut there = [0u8; LENGTH / 4096];
+                let looked = libc::mincore(memory.cast(), LENGTH, there.as_mut_ptr());
+                libc::_exit(i32::from(looked == 0));
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert_eq!(status, 0, "a child has no managed memory");
+        }
+        unmap(MANAGED + 4096, LENGTH - 4096);
+        // SAFETY: this page is left.
+        assert_eq!(unsafe { memory.read_volatile() }, 7);
+        unmap(MANAGED - 4096, 8192);
+        // More than the slice has, one after the other.
+        for _ in 0..100 {
+            managed(uvm, LENGTH).expect("there is room again");
+            map_at(MANAGED, LENGTH, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, -1)
+                .expect("something else is there");
+        }
+        let memory = managed(uvm, LENGTH).expect("it maps");
+        // SAFETY: the mapping has the word.
+        unsafe { memory.add(9).write_volatile(7) };
+        let memory = managed(uvm, LENGTH).expect("anew");
+        // SAFETY: as above.
+        assert_eq!(unsafe { memory.add(9).read_volatile() }, 0);
+        unmap(MANAGED + 4096, 4096);
+        let part = managed(uvm, 4096).expect_err("a part of what is there already");
+        assert_eq!(part.raw_os_error(), Some(libc::EINVAL));
+        return;
+    };
+    let state = device.0.lock().expect("no call has panicked");
+    let ranges = state.ranges.iter();
+    let of_program = ranges.filter(|(command, _)| [0x49, 0x22, 0x2a].contains(command));
+    let (create, free) = ((0x49, MANAGED as u64), (0x22, MANAGED as u64));
+    let mut expected = vec![create, (0x2a, (MANAGED + LENGTH) as u64), free];
+    expected.extend([create, free].repeat(100));
+    expected.extend([create, free, create]);
+    assert!(of_program.copied().eq(expected), "{:x?}", state.ranges);
+}

@@ -65,10 +65,15 @@ impl Served {
 
     /// A connection that has said hello.
     fn program(&self) -> OwnedFd {
+        self.program_with_slice().0
+    }
+
+    /// A connection that has said hello, and the slice.
+    fn program_with_slice(&self) -> (OwnedFd, OwnedFd) {
         let socket = self.connect();
         let hello = ask(&socket, Operation::Hello, 0, VERSION.into(), 0, &[]).expect("it answers");
         assert_eq!((hello.0.result, hello.0.a), (0, SLICE));
-        socket
+        (socket, hello.2.expect("it comes along"))
     }
 }
 
@@ -148,6 +153,7 @@ fn words(length: usize, words: &[(usize, u32)]) -> Vec<u8> {
 /// A program with a client, a GPU's file and the GPU as an object.
 struct Owner {
     socket: OwnedFd,
+    slice: OwnedFd,
     control: u32,
     client: u32,
     _ends: [OwnedFd; 2],
@@ -163,11 +169,12 @@ const DOORBELL: u32 = 0xc661;
 
 impl Owner {
     fn new(served: &Served) -> Self {
-        let socket = served.program();
+        let (socket, slice) = served.program_with_slice();
         let (control, _, control_end) = open(&socket, "/dev/nvidiactl");
         let (gpu, _, gpu_end) = open(&socket, "/dev/nvidia0");
         let mut owner = Self {
             socket,
+            slice,
             control,
             client: 0,
             _ends: [control_end, gpu_end],

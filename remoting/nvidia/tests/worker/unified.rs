@@ -1,6 +1,8 @@
 //! Memory that the driver would map, and that the worker takes from the slice instead.
 
-use nvidia_abi::wire::Operation;
+use std::os::unix::fs::FileExt;
+
+use nvidia_abi::wire::{MANAGED, Operation};
 
 use super::{ALLOCATE, GPU, MAP, Owner, SLICE, Served, ask, open, serve, word, words};
 
@@ -128,6 +130,76 @@ fn each_gpu_maps_a_pool_while_it_is_registered() {
     assert_eq!(word(&freed, 16), 0);
     assert_eq!(mapped(&served), []);
     assert!(program.has_whole_slice());
+}
+
+#[test]
+fn managed_memory_stays_where_it_is_and_a_migration_is_over_at_once() {
+    const MANAGED_AT: u64 = BASE + (1 << 30);
+    const MIGRATE: u32 = 0x33;
+    let served = serve();
+    let program = Program::new(&served);
+    let map = |at: u64| {
+        let asked = ask(
+            &program.owner.socket,
+            Operation::Map,
+            program.uvm,
+            at,
+            1 << 16,
+            &[],
+        );
+        asked.expect("it answers").0
+    };
+    assert_eq!(
+        map(MANAGED_AT).result,
+        -libc::ENOMEM,
+        "no GPU is registered"
+    );
+    assert_eq!((program.register(0), program.pool(1 << 16)), (0, (0, 0)));
+    let managed = map(MANAGED_AT);
+    assert_eq!((managed.result, managed.a), (0, MANAGED));
+    assert_eq!(map(MANAGED_AT).result, -libc::EINVAL, "it is in use");
+    assert_eq!(map(MANAGED_AT + 1).result, -libc::EINVAL);
+    let pool = map(BASE);
+    assert_eq!((pool.result, pool.a), (0, nvidia_abi::wire::SLICE));
+    // Migrates a range, and asks for a word to be written when that is done.
+    let migrate = |at: u64, semaphore: u64| {
+        let mut block = vec![0; 80];
+        for (place, value) in [(0, at), (8, 4096), (40, semaphore)] {
+            block[place..place + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        block[48..52].copy_from_slice(&0x1234u32.to_le_bytes());
+        word(&program.owner.call(program.uvm, MIGRATE, &block), 72)
+    };
+    let done = || {
+        let mut word = [0; 4];
+        let slice = std::fs::File::from(program.owner.slice.try_clone().expect("there is room"));
+        slice
+            .read_exact_at(&mut word, pool.b + 64)
+            .expect("it is as long");
+        u32::from_le_bytes(word)
+    };
+    assert_eq!(migrate(MANAGED_AT, 0), 0);
+    for (at, semaphore) in [
+        (BASE, 0),
+        (0x1000, 0),
+        (MANAGED_AT + (1 << 16), 0),
+        (u64::MAX, 0),
+        (MANAGED_AT, MANAGED_AT),
+        (MANAGED_AT, BASE + 62),
+        (MANAGED_AT, BASE + (1 << 16)),
+        (MANAGED_AT, u64::MAX - 3),
+    ] {
+        assert_eq!(migrate(at, semaphore), 0x1e, "{at:x} {semaphore:x}");
+    }
+    assert_eq!(done(), 0);
+    assert_eq!(migrate(MANAGED_AT, BASE + 64), 0);
+    assert_eq!(done(), 0x1234);
+    let state = served.device.0.lock().expect("no call has panicked");
+    let mut commands = state.ranges.iter().map(|(command, _)| *command);
+    assert!(
+        commands.all(|command| command != MIGRATE),
+        "the driver is not asked"
+    );
 }
 
 #[test]
