@@ -33,8 +33,8 @@ pub const DESCRIPTOR_FLAGS: [u32; 2] = [0x4000_1010, 0x4004_1010];
 const SHARE_POLICY: u32 = 0xd04;
 /// Where a policy has its type; the type that stands for nobody, and that for the process that makes the calls.
 const SHARE_TYPE_AT: usize = 8;
-const SHARE_NOBODY: u16 = 0;
-const SHARE_PROCESS: u16 = 4;
+pub const SHARE_NOBODY: u16 = 0;
+pub const SHARE_PROCESS: u16 = 4;
 /// Objects from a file; the processes that use a GPU.
 const IMPORT: u32 = 0x3d0c;
 const PROCESSES: u32 = 0x2080_018d;
@@ -123,6 +123,8 @@ impl Session {
             (Kind::Frontend, 0x29) => self.free(made, bytes),
             (Kind::Frontend, 0x2a) => self.control(made, bytes),
             (Kind::Frontend, 0x2b) => self.allocate(made, bytes),
+            (Kind::Frontend, 0x34) => self.duplicate(made, bytes),
+            (Kind::Frontend, 0x35) => self.share_object(made, bytes),
             (Kind::Frontend, 0x4e) => self.map(made, bytes),
             (Kind::Frontend, 0x4f) => self.unmap(made, bytes),
             (Kind::Frontend, 0x5e) => self.moved(bytes),
@@ -194,7 +196,7 @@ impl Session {
             let size = block.map_or(0, |block| long(bytes, block.start + 64));
             let mut objects = self.worker().objects.lock_unpoisoned();
             let gone = if is_root {
-                objects.add_client(handle, made.file.number);
+                objects.add_client(handle, made.file.number, self.user());
                 Vec::new()
             } else {
                 objects.add(
@@ -205,6 +207,7 @@ impl Session {
                         class,
                         size,
                         is_fresh: true,
+                        is_shared: false,
                         pages: None,
                     },
                 )
@@ -257,6 +260,7 @@ impl Session {
                             class: 0,
                             size: 0,
                             is_fresh: false,
+                            is_shared: false,
                             pages: None,
                         };
                         objects

@@ -231,6 +231,7 @@ impl Session {
             class,
             size,
             is_fresh: false,
+            is_shared: false,
             pages,
         };
         let gone = self

@@ -9,6 +9,7 @@
 //! | `files` | open device files: a program holds the other end of a socket pair instead |
 //! | `call`, `check` | a call: the walk, the checks, the call itself, what is remembered and restored |
 //! | `objects` | clients and objects that programs created, and what memory they use |
+//! | `duplicate` | objects that several clients have |
 //! | `convert` | memory of the driver that a program maps comes from the program's slice |
 //! | `unified` | ranges of unified memory over pages of the slice |
 //! | `slice` | memory that a program shares with its devices |
@@ -25,6 +26,7 @@ mod check;
 pub mod confine;
 mod convert;
 pub mod device;
+mod duplicate;
 mod events;
 mod files;
 mod objects;

@@ -41,6 +41,8 @@ pub struct Object {
     pub size: u64,
     /// Whether no call has used it so far.
     pub is_fresh: bool,
+    /// Whether other programs of the same user may duplicate it.
+    pub is_shared: bool,
     /// The pages behind it.
     pub pages: Option<Pages>,
 }
@@ -58,6 +60,8 @@ pub struct Mapped {
 pub struct Client {
     /// The number of the control file that it lives and dies with.
     pub file: u32,
+    /// The user whose program created it.
+    pub user: u32,
     objects: HashMap<u32, Object>,
     /// Mappings, by the number that the program has for each.
     pub mapped: HashMap<u64, Mapped>,
@@ -111,10 +115,11 @@ impl Objects {
         self.clients.values().any(|client| client.file == file)
     }
 
-    /// A new client on this control file.
-    pub fn add_client(&mut self, handle: u32, file: u32) {
+    /// A new client of a user's program on this control file.
+    pub fn add_client(&mut self, handle: u32, file: u32, user: u32) {
         let client = Client {
             file,
+            user,
             objects: HashMap::new(),
             mapped: HashMap::new(),
         };
@@ -195,6 +200,7 @@ mod tests {
             class: 0x2080,
             size: 0,
             is_fresh: true,
+            is_shared: false,
             pages: None,
         }
     }
@@ -202,7 +208,7 @@ mod tests {
     #[test]
     fn what_an_object_contains_goes_with_it() {
         let mut objects = Objects::default();
-        objects.add_client(1, 7);
+        objects.add_client(1, 7, 0);
         for (handle, parent) in [(10, 1), (11, 10), (12, 11), (20, 1), (13, 13)] {
             objects.add(1, handle, object(parent));
         }
@@ -218,8 +224,8 @@ mod tests {
     fn a_closed_file_takes_its_clients_and_their_pages_along() {
         let slice = Arc::new(Slice::new(1 << 20).expect("there is memory"));
         let mut objects = Objects::default();
-        objects.add_client(1, 7);
-        objects.add_client(2, 8);
+        objects.add_client(1, 7, 0);
+        objects.add_client(2, 8, 0);
         let offset = slice.take(1 << 20).expect("there is room");
         let pages = Pages {
             slice: slice.clone(),

@@ -17,7 +17,7 @@ use nvidia_abi::{
 };
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg, sockopt::socket_peercred,
 };
 
 use crate::{
@@ -42,6 +42,8 @@ pub type Errno = i32;
 pub struct Session {
     worker: Arc<Worker>,
     slice: Arc<Slice>,
+    /// The user whose program it is.
+    user: u32,
     /// Numbers of the files that it may use.
     files: HashSet<u32>,
     is_greeted: bool,
@@ -81,6 +83,7 @@ impl Session {
         let mut session = Self {
             worker: worker.clone(),
             slice,
+            user: socket_peercred(connection)?.uid.as_raw(),
             files: HashSet::new(),
             is_greeted: false,
         };
@@ -132,6 +135,11 @@ impl Session {
     /// The program's slice.
     pub fn slice(&self) -> &Arc<Slice> {
         &self.slice
+    }
+
+    /// The user whose program it is.
+    pub fn user(&self) -> u32 {
+        self.user
     }
 
     /// Whether the program may use a file.

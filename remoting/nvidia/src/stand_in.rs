@@ -173,6 +173,14 @@ impl Device for StandIn {
                             .insert((word(block, 0), word(block, 8)), class);
                     }
                 }
+                0x34 => match state.objects.get(&(word(block, 12), word(block, 16))) {
+                    Some(&class) => {
+                        let key = (word(block, 0), word(block, 8));
+                        state.objects.insert(key, class);
+                    }
+                    None => put(block, 24, 0x57),
+                },
+                0x35 => state.share_types.push(word(block, 16) as u16),
                 0x4e => {
                     put_long(block, 32, MAPPED);
                     // The file in the block is one of this process.

@@ -68,6 +68,15 @@ pub const ESCAPES: &[Escape] = &[
         &[client(0), object(4), field(8, Meaning::NewObject)],
         Inner::Class,
     ),
+    // Duplicate, whose source the worker checks by itself; share.
+    escape(
+        0x34,
+        28,
+        24,
+        &[client(0), object(4), field(8, Meaning::NewObject)],
+        Inner::None,
+    ),
+    escape(0x35, 24, 20, &[client(0), object(4)], Inner::None),
     // Map, unmap, tell where it was mapped.
     escape(
         0x4e,
@@ -269,7 +278,7 @@ mod tests {
 
     #[test]
     fn commands_that_reach_other_programs_or_hardware_are_not_listed() {
-        // Stop and start of channels by lists of clients, a channel's restart; registers; shares and duplicates.
+        // Stop and start of channels by lists of clients, a channel's restart; registers; duplicates by control.
         for control in [
             0x2080_110a,
             0x2080_110b,
@@ -285,7 +294,7 @@ mod tests {
                     .all(|block| block.number != control)
             );
         }
-        for escape in [0x28, 0x34, 0x35, 0x41, 0x4a, 0x4d, 211, 217] {
+        for escape in [0x28, 0x41, 0x4a, 0x4d, 211, 217] {
             assert!(ESCAPES.iter().all(|listed| listed.block.number != escape));
         }
         assert!(

@@ -1,5 +1,6 @@
 //! Programs of a worker whose driver is a stand-in.
 
+mod duplicates;
 mod hostile;
 mod unified;
 
