@@ -67,6 +67,16 @@ impl Connection {
         })
     }
 
+    /// Whether the worker has closed its end.
+    pub fn has_ended(&self) -> bool {
+        let flags = libc::MSG_PEEK | libc::MSG_DONTWAIT;
+        let mut byte = 0u8;
+        // SAFETY: the kernel writes at most one byte.
+        let received =
+            unsafe { libc::recv(self.socket.as_raw_fd(), (&raw mut byte).cast(), 1, flags) };
+        received == 0 || received < 0 && last().kind() == io::ErrorKind::ConnectionReset
+    }
+
     /// Makes a request with these words.
     pub fn ask(&mut self, operation: Operation, file: u32, a: u64, b: u64) -> io::Result<Reply> {
         self.send(

@@ -196,8 +196,35 @@ impl Program {
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
+    /// Leaves a worker that has ended, unless the program has a device file of it: a program that was suspended goes on
+    /// with another worker.
+    fn leave_ended(&mut self) {
+        let has_ended = |connection: &Connection| connection.has_ended();
+        if !self.connection.as_ref().is_some_and(has_ended) || self.has_files() {
+            return;
+        }
+        for pinned in std::mem::take(&mut self.pinned) {
+            self.put_back(&pinned);
+        }
+        self.connection = None;
+        self.files.clear();
+        self.foreign.clear();
+    }
+
+    /// Whether a descriptor of this process is a device file.
+    fn has_files(&self) -> bool {
+        let Ok(open) = std::fs::read_dir("/proc/self/fd") else {
+            return true;
+        };
+        let number =
+            |entry: io::Result<std::fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+        open.filter_map(number)
+            .any(|file| self.known(file).is_some())
+    }
+
     /// What `stat` says of a device file's path.
     pub fn attributes(&mut self, path: &[u8]) -> io::Result<Attributes> {
+        self.leave_ended();
         let request = Request {
             operation: Operation::Stat,
             file: 0,

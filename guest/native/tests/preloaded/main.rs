@@ -449,6 +449,46 @@ fn a_file_is_the_same_when_copied_passed_or_inherited() {
 }
 
 #[test]
+fn a_program_without_device_files_goes_on_with_another_worker() {
+    let Some(_) = with_program("a_program_without_device_files_goes_on_with_another_worker") else {
+        let (first, second) = (Opened::new(), open("/dev/nvidiactl"));
+        let memory = mmap(-1, 1 << 16, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 0);
+        let memory = memory.expect("there is memory");
+        // SAFETY: the mapping has this word.
+        unsafe { memory.write_volatile(41) };
+        assert_eq!(first.describe(MEMORY, memory, 1 << 16), 0);
+        // To the program the worker has ended.
+        for file in 900..1000 {
+            // SAFETY: the library's own descriptors are there, and none of the test's.
+            unsafe { libc::shutdown(file, libc::SHUT_RDWR) };
+        }
+        close(first.control);
+        close(first.gpu);
+        assert!(second.is_ok(), "it was opened before");
+        assert!(
+            open("/dev/nvidiactl").is_err(),
+            "a file of the worker is left"
+        );
+        close(second.expect("as above"));
+        let maps = || std::fs::read_to_string("/proc/self/maps").expect("it is there");
+        assert!(maps().contains("gantry-slice"), "it was pinned");
+        let again = Opened::new();
+        // SAFETY: as above.
+        assert_eq!(unsafe { memory.read_volatile() }, 41);
+        assert!(
+            !maps().contains("gantry-slice"),
+            "none of it is the slice's"
+        );
+        assert_eq!(
+            again.describe(MEMORY, memory, 1 << 16),
+            0,
+            "it is pinned anew"
+        );
+        return;
+    };
+}
+
+#[test]
 fn a_child_that_shares_memory_keeps_its_parents_files() {
     let Some(_) = with_program("a_child_that_shares_memory_keeps_its_parents_files") else {
         let opened = Opened::new();
