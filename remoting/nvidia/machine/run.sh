@@ -16,6 +16,7 @@
 #   kill      kill -9 of a program: GPU memory and descriptors of the worker
 #   files     device files of a program that uses the GPU
 #   context   times of a context, seven times by turns
+#   managed   managed memory by the driver API
 #   suspend   the driver's checkpoint of a program; the worker is killed, another one started, and the program goes on
 #   gpus      two GPUs: peer copies, NCCL, a model trained by both
 set -u
@@ -86,9 +87,9 @@ for part in $parts; do
       done
       ;;
     suspend)
-      : >"$out/go"
-      timeout 120 python3 suspended.py "$out/ready.native" "$out/go" >"$out/suspend.native" 2>"$out/suspend.native.err"
       rm -f "$out/go" "$out/ready"
+      timeout 120 python3 suspended.py "$out/ready.native" "$out/go" >"$out/suspend.native" 2>"$out/suspend.native.err" &
+      native=$!
       through timeout 200 python3 suspended.py "$out/ready" "$out/go" >"$out/suspend.worker" 2>"$out/suspend.worker.err" &
       program=$!
       for _ in $(seq 600); do [ -e "$out/ready" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
@@ -101,11 +102,16 @@ for part in $parts; do
       : >"$out/go"
       wait $program
       echo "suspend: exit code $?"
+      wait $native
       if cmp "$out/suspend.native" "$out/suspend.worker"; then echo 'equal: suspend'; else
         echo 'DIFFERENT: suspend'
         diff "$out/suspend.native" "$out/suspend.worker"
         grep -v '^ *$' "$out/suspend.worker.err" | tail -5
       fi
+      ;;
+    managed)
+      gcc -O1 -w -o managed managed.c -ldl
+      both managed ./managed
       ;;
     gpus) both gpus python3 two_gpus.py ;;
     *) echo "no part: $part" ;;

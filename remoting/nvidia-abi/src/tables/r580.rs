@@ -20,6 +20,7 @@ pub const CONTROLS: &[Block] = &[
             list(24, 0, 1, 4096),
         ],
     ),
+    plain(0x0000_012b, 8348),
     plain(0x0000_013a, 1352),
     plain(0x0000_01f0, 4),
     plain(0x0000_0201, 128),
@@ -127,6 +128,7 @@ pub const CONTROLS: &[Block] = &[
     plain(0x2080_182b, 28),
     plain(0x2080_1830, 4),
     plain(0x2080_200a, 8),
+    plain(0x2080_2209, 4),
     plain(0x2080_220c, 0),
     plain(0x2080_2210, 0),
     plain(0x2080_2a0a, 136),
@@ -199,8 +201,12 @@ pub const CLASSES: &[Block] = &[
     // A GPU and its parts.
     block(0x0080, 56, &[client(4), client(8), object_of(12, 8)]),
     plain(0x00de, 8),
+    // Video memory as other GPUs of a fabric reach it.
+    block(0x00f8, 48, &[object(40)]),
     plain(0x2080, 4),
     plain(0x2081, 4),
+    // Two GPUs of a client, as peers. The page in the register window is the driver's affair.
+    block(0x503b, 72, &[object(0), object(4), masked(16, 56)]),
     plain(0x503c, 4),
     block(0x50a0, 128, MEMORY),
     block(0x83de, 12, &[client(0), client(4), object_of(8, 4)]),
