@@ -20,6 +20,8 @@ use crate::{
 const ROOTS: [u32; 3] = [0, 1, 0x41];
 /// System memory.
 const SYSTEM: u32 = 0x3e;
+/// An address space of a GPU: the first that a context creates.
+const ADDRESS_SPACE: u32 = 0x90f1;
 /// Video memory.
 pub const VIDEO: u32 = 0x40;
 /// Descriptor memory.
@@ -184,6 +186,9 @@ impl Session {
         self.check_room(client)?;
         if class == SYSTEM {
             return self.make_system(made, bytes);
+        }
+        if class == ADDRESS_SPACE {
+            self.slice().touch_ahead();
         }
         let is_root = ROOTS.contains(&class);
         if is_root && (made.file.node != Node::Control || made.file.left().shows_device()) {

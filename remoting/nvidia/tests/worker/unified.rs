@@ -1,6 +1,6 @@
 //! Memory that the driver would map, and that the worker takes from the slice instead.
 
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use nvidia_abi::wire::{MANAGED, Operation};
 
@@ -318,4 +318,19 @@ fn video_memory_that_the_slice_has_no_room_for_stays() {
     failing(false);
     assert_eq!(class(8), Some(0x40));
     assert_eq!(owner.map(8, 4096, file).0, 0, "its pages were given back");
+}
+
+#[test]
+fn a_context_finds_pages_that_were_touched_ahead() {
+    let served = serve();
+    let owner = Owner::new(&served);
+    let slice = std::fs::File::from(owner.slice.try_clone().expect("there is room"));
+    let committed = || slice.metadata().expect("it is a file").blocks() * 512;
+    assert_eq!(committed(), 0, "no context so far");
+    assert_eq!(owner.allocate(GPU, SPACE, 0x90f1, 56), 0);
+    let begin = std::time::Instant::now();
+    while committed() < SLICE {
+        assert!(begin.elapsed().as_secs() < 300, "{}", committed());
+        std::thread::sleep(std::time::Duration::from_millis(1));
+    }
 }
