@@ -418,13 +418,13 @@ fn copies_of_graphs_leave_room_for_ordinary_ones_and_are_refused_beyond_that() {
         ))
     };
     let no_room = CUresult::CUDA_ERROR_OUT_OF_MEMORY;
+    let mut at: *mut c_void = null_mut();
     // Until there is no room for a page. What copies of earlier tests have used is given back meanwhile.
     loop {
         for length in [bytes, 1 << 20, 4096] {
             let refused = std::iter::repeat_with(|| capture(length)).find(|copied| copied.0 != 0);
             assert_eq!(refused, Some(no_room), "{length}");
         }
-        let mut at: *mut c_void = null_mut();
         let pinned = cuda!(cuMemHostAlloc(&mut at, 4096, 0));
         if pinned == no_room {
             break;

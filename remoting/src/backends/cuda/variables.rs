@@ -163,7 +163,7 @@ mod tests {
             let section = object.add_section(Vec::new(), name.as_bytes().to_vec(), kind);
             object.append_section_bss(section, *size, 1);
         }
-        object.write().unwrap()
+        object.write().expect("sections have names and sizes")
     }
 
     #[test]

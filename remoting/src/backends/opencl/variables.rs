@@ -508,7 +508,7 @@ mod tests {
         object.append_section_bss(section, size, 1);
         let sh_type = elf::SHT_NOBITS;
         object.section_mut(section).flags = SectionFlags::Elf { sh_type, sh_flags };
-        object.write().unwrap()
+        object.write().expect("sections have names and sizes")
     }
 
     #[test]
