@@ -7,7 +7,10 @@ use std::{
     fs,
     io::{self, BufRead, BufReader, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    os::unix::net::{UnixListener, UnixStream},
+    os::unix::{
+        fs::FileExt,
+        net::{UnixListener, UnixStream},
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     sync::atomic::{AtomicBool, Ordering},
@@ -569,6 +572,42 @@ fn a_guest_moves_by_tls_and_a_source_without_a_certificate_does_not_end_the_wait
     first.until("it has left", |vmm| vmm.migration()["phase"] == "Completed");
     second.until("it counts on", |vmm| vmm.printed().len() > 100);
     check_counting(&[&first, &second]);
+}
+
+#[test]
+fn memory_in_a_file_moves_whole_and_nothing_of_an_earlier_vm_stays() {
+    if !has_kvm() {
+        return;
+    }
+    const EARLIER: u64 = 40 << 20;
+    for shared in ["on", "off"] {
+        let dir = tempfile::tempdir().unwrap();
+        let [here, there] = ["here", "there"].map(|name| dir.path().join(name));
+        let mut earlier = vec![0; 64 << 20];
+        earlier[EARLIER as usize..][..4096].fill(0xff);
+        fs::write(&there, earlier).unwrap();
+        let zone = format!("id=z,size=64M,shared={shared},file={}", here.display());
+        let mut first = Vmm::counting(dir.path(), "size=0", &["--memory-zone", &zone]);
+        let mut second = Vmm::start(dir.path(), "second", &[]);
+        let path = second.socket.with_file_name("migration");
+        let url = format!("unix:{}", path.display());
+        let rename = format!("{}={}", here.display(), there.display());
+        let receiving = second.receive_at(&url, &first.serial, &["--rename", &rename]);
+        second.until("it listens", |_| path.exists());
+        let sent = first.send(&url, &["--verify"]);
+        check_moved(&sent, receiving, &first, &second);
+        let moved = second.printed().len();
+        second.until("it counts on", |vmm| vmm.printed().len() > moved + 9);
+        check_counting(&[&first, &second]);
+        if shared == "on" {
+            let mut page = [1; 4096];
+            let file = fs::File::open(&there).unwrap();
+            file.read_exact_at(&mut page, EARLIER).unwrap();
+            assert!(page == [0; 4096]);
+        }
+        first.kill();
+        second.kill();
+    }
 }
 
 #[test]

@@ -15,7 +15,7 @@ use super::{Machine, error::MachineError, host::Host, save::SavedMachine};
 use crate::{
     config::VmConfig,
     memory::{Mapping, RegionKind},
-    snapshot::state_file,
+    snapshot::{memory_file, state_file},
 };
 
 /// A region of RAM that is migrated.
@@ -135,7 +135,12 @@ impl Machine {
         mut host: Host,
     ) -> Result<Self, MachineError> {
         host.arriving = true;
+        let is_given = host.memory.is_some();
         let mut machine = Self::shell(config, plugged, host)?;
+        if !is_given {
+            // The source sends no pages of zeroes that it has never touched.
+            memory_file::clear_all(&machine.ram)?;
+        }
         machine.cpus.expect(config.cpus.boot_vcpus)?;
         Ok(machine)
     }

@@ -112,6 +112,17 @@ fn hugepage_hint(hugepages: &bool) -> &'static str {
     }
 }
 
+/// The file system of the file behind memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum FileSystem {
+    /// Memory files without huge pages, and tmpfs.
+    Tmpfs,
+    /// Memory files with huge pages, and hugetlbfs.
+    Hugetlbfs,
+    /// Another one, or there is no file.
+    Other,
+}
+
 /// An owned mapping, unmapped when dropped.
 #[derive(Debug)]
 pub struct Mapping {
@@ -119,6 +130,7 @@ pub struct Mapping {
     len: usize,
     page: u64,
     file: Option<Arc<File>>,
+    file_system: FileSystem,
     offset: u64,
     shared: bool,
     /// The file existed before, or may have: it can have contents.
@@ -174,10 +186,14 @@ impl Mapping {
         };
         let file = open(offset.saturating_add(len))?;
         // hugetlbfs has pages of its own size, whatever was asked for.
-        let page = match file.as_deref().and_then(hugetlb_page_size) {
-            None => page,
-            Some(page) if len.is_multiple_of(page) => page,
-            Some(page) => return Err(MappingError::Unaligned { len, page }),
+        let (file_system, block) = match file.as_deref() {
+            Some(file) => file_system(file),
+            None => (FileSystem::Other, page),
+        };
+        let page = match file_system {
+            FileSystem::Hugetlbfs if len.is_multiple_of(block) => block,
+            FileSystem::Hugetlbfs => return Err(MappingError::Unaligned { len, page: block }),
+            FileSystem::Tmpfs | FileSystem::Other => page,
         };
         let failed = |source| MappingError::Map {
             len,
@@ -206,6 +222,7 @@ impl Mapping {
             len: size,
             page,
             file,
+            file_system,
             offset,
             shared: backing.shared,
             named: backing.file.as_ref().is_some_and(|path| !path.is_dir()),
@@ -247,6 +264,11 @@ impl Mapping {
     /// The file that is mapped, if the memory has one.
     pub fn file(&self) -> Option<&Arc<File>> {
         self.file.as_ref()
+    }
+
+    /// The file system of its file.
+    pub fn file_system(&self) -> FileSystem {
+        self.file_system
     }
 
     /// Whether other processes that map its file see the same memory.
@@ -453,15 +475,18 @@ fn check_given(file: &File, len: u64, end: u64, backing: &Backing) -> Result<(),
     Ok(())
 }
 
-/// Page size in bytes of a file on hugetlbfs; `None` for other files.
-fn hugetlb_page_size(file: &File) -> Option<u64> {
+/// The file system of a file, and the size of its blocks in bytes; on hugetlbfs these are the pages.
+fn file_system(file: &File) -> (FileSystem, u64) {
     // SAFETY: all zeroes are a valid value of this plain struct.
     let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
     // SAFETY: the struct outlives the call.
     let result = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut stat) };
-    (result == 0 && stat.f_type == libc::HUGETLBFS_MAGIC)
-        .then(|| u64::try_from(stat.f_bsize).ok())
-        .flatten()
+    let kind = match (result, stat.f_type) {
+        (0, libc::HUGETLBFS_MAGIC) if stat.f_bsize > 0 => FileSystem::Hugetlbfs,
+        (0, libc::TMPFS_MAGIC) => FileSystem::Tmpfs,
+        _ => FileSystem::Other,
+    };
+    (kind, stat.f_bsize.unsigned_abs())
 }
 
 /// The host's default huge page size in bytes (`Hugepagesize` of /proc/meminfo).

@@ -24,8 +24,7 @@ use super::{
 };
 use crate::{
     machine::moving::MovingRegion,
-    memory::{Backing, Mapping},
-    snapshot::memory_file,
+    memory::{Backing, Mapping, data},
 };
 
 /// Size of a page in bytes.
@@ -349,16 +348,13 @@ impl Departing {
     fn present(&self, index: usize, pages: &Range<u64>) -> Option<Vec<bool>> {
         let region = &self.regions[index].region;
         let count = (pages.end - pages.start) as usize;
-        if let Some(file) = region.mapping.file() {
-            let offset = region.mapping.offset();
-            let bytes = offset + pages.start * PAGE..offset + pages.end * PAGE;
+        if region.mapping.file().is_some() {
+            let bytes = |page: u64| (page * PAGE) as usize;
             let mut there = vec![false; count];
-            for extent in memory_file::data_extents(file, bytes.clone()).ok()? {
-                let first = (extent.start - bytes.start) / PAGE;
-                let end = (extent.end - bytes.start).div_ceil(PAGE);
-                for page in first..end.min(count as u64) {
-                    there[page as usize] = true;
-                }
+            for part in data::touched(&region.mapping, bytes(pages.start)..bytes(pages.end))? {
+                let first = part.start / PAGE as usize - pages.start as usize;
+                let end = part.end.div_ceil(PAGE as usize) - pages.start as usize;
+                there[first..end].fill(true);
             }
             return Some(there);
         }

@@ -211,13 +211,15 @@ const RESET: &[i64] = &[
     libc::SYS_shutdown,
 ];
 
-/// Speaks to another host, whose name it may have to find out, and looks for holes in memory files.
+/// Speaks to another host, whose name it may have to find out, looks for holes in memory files, and flushes disks.
 const MIGRATION: &[i64] = &[
     libc::SYS_accept4,
     libc::SYS_bind,
     libc::SYS_connect,
     libc::SYS_eventfd2,
+    libc::SYS_fallocate,
     libc::SYS_fcntl,
+    libc::SYS_fdatasync,
     libc::SYS_fstat,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
@@ -227,10 +229,13 @@ const MIGRATION: &[i64] = &[
     libc::SYS_lseek,
     libc::SYS_membarrier,
     libc::SYS_memfd_create,
+    libc::SYS_mincore,
     libc::SYS_newfstatat,
     libc::SYS_openat,
     libc::SYS_pread64,
+    libc::SYS_preadv,
     libc::SYS_pwrite64,
+    libc::SYS_pwritev,
     libc::SYS_recvfrom,
     libc::SYS_recvmsg,
     libc::SYS_sendmmsg,
@@ -252,14 +257,16 @@ const LANE: &[i64] = &[
     libc::SYS_sendto,
 ];
 
-/// Writes new files and gives them their final names.
+/// Looks for memory that was never touched, writes new files and gives them their final names.
 const SNAPSHOT: &[i64] = &[
     libc::SYS_fcntl,
     libc::SYS_fstat,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
     libc::SYS_lseek,
+    libc::SYS_mincore,
     libc::SYS_openat,
+    libc::SYS_pread64,
     libc::SYS_pwrite64,
     libc::SYS_rename,
     libc::SYS_sync_file_range,

@@ -34,7 +34,10 @@ use devices::thread::{ThreadRole, ThreadSpawner};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::memory_file::{self, MemoryFileError, MemoryRange};
-use crate::memory::Ram;
+use crate::memory::{Ram, data};
+
+/// The device of userfaultfd.
+pub const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// Number of bytes copied per fault, aligned, unless the pages are larger. A power of two.
 const FAULT_CHUNK: u64 = 64 << 10;
@@ -287,7 +290,7 @@ impl Area {
         for extent in &self.extents {
             let range = self.offset + extent.start..self.offset + extent.end;
             // Rounds to whole pages; the file has holes in multiples of its block size.
-            for part in memory_file::data_extents(file, range)? {
+            for part in data::data_extents(file, range)? {
                 let low = (part.start - self.offset) / self.page * self.page;
                 let high = (part.end - self.offset).next_multiple_of(self.page);
                 let part = low.max(extent.start)..high.min(extent.end);
@@ -312,7 +315,7 @@ impl Area {
         let mut end = at;
         while end < limit {
             let page = self.offset + end..self.offset + end + self.page;
-            if !memory_file::has_data(file, page)? {
+            if !data::has_data(file, page)? {
                 break;
             }
             end += self.page;
@@ -701,7 +704,7 @@ impl Userfaultfd {
         if fd < 0 {
             let error = io::Error::last_os_error();
             // Since Linux 6.1, access to the device node replaces the capability.
-            let device = File::open("/dev/userfaultfd").map_err(|_| error)?;
+            let device = File::open(USERFAULTFD).map_err(|_| error)?;
             // SAFETY: the argument is a number.
             fd = unsafe { libc::ioctl(device.as_raw_fd(), uapi::USERFAULTFD_IOC_NEW, flags) };
             if fd < 0 {

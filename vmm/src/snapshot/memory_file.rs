@@ -5,7 +5,7 @@
 
 use std::{
     fs::File,
-    io,
+    io, iter,
     ops::Range,
     os::{
         fd::AsRawFd,
@@ -18,7 +18,7 @@ use base::regular_file::{self, Links};
 use serde::{Deserialize, Serialize};
 
 use super::writing::Writing;
-use crate::memory::{Mapping, Ram, Region};
+use crate::memory::{Mapping, Ram, Region, data};
 
 /// Granularity of holes in the file, in bytes.
 const CHUNK: usize = 64 << 10;
@@ -26,6 +26,9 @@ const CHUNK: usize = 64 << 10;
 /// Maximum number of bytes written per system call. Of at most two such writes, the disk may have yet to store
 /// something, so that a slow disk keeps neither the thread nor the end of the process for long.
 const MAX_WRITE: usize = 4 << 20;
+
+/// Number of bytes of memory that are examined at a time for what was never touched: cancelling does not wait for more.
+const WINDOW: usize = 256 << 20;
 
 /// A region of RAM in the file.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -166,39 +169,28 @@ pub fn write_memory(
     writing: &Writing,
 ) -> io::Result<()> {
     let bytes = bytes(mapping);
-    let parts = match untouched {
-        Untouched::Skip => touched(mapping),
-        Untouched::Read => None,
-    };
     let mut out = Sparse {
         file,
         offset,
         fresh: 0..0,
         waits: 0..0,
     };
-    let mut done = 0;
-    for part in parts.unwrap_or_else(|| std::iter::once(0..bytes.len()).collect()) {
-        writing.advance((part.start - done) as u64)?;
-        done = part.end;
-        out.offset = offset + part.start as u64;
-        out.write(&bytes[part], writing)?;
+    for start in (0..bytes.len()).step_by(WINDOW) {
+        let window = start..bytes.len().min(start + WINDOW);
+        let parts = match untouched {
+            Untouched::Skip => data::touched(mapping, window.clone()),
+            Untouched::Read => None,
+        };
+        let mut done = start;
+        for part in parts.unwrap_or_else(|| iter::once(window.clone()).collect()) {
+            writing.advance((part.start - done) as u64)?;
+            done = part.end;
+            out.offset = offset + part.start as u64;
+            out.write(&bytes[part], writing)?;
+        }
+        writing.advance((window.end - done) as u64)?;
     }
-    writing.advance((bytes.len() - done) as u64)
-}
-
-/// The parts of memory that have been allocated; `None` if that cannot be told.
-fn touched(mapping: &Mapping) -> Option<Vec<Range<usize>>> {
-    // hugetlbfs claims that all of a file is data. Private memory is not in the file.
-    if !mapping.is_shared() || mapping.page_size() != 4096 {
-        return None;
-    }
-    let start = mapping.offset();
-    let extents = data_extents(mapping.file()?, start..start + mapping.size() as u64).ok()?;
-    // Within the mapping.
-    let parts = extents
-        .iter()
-        .map(|extent| (extent.start - start) as usize..(extent.end - start) as usize);
-    Some(parts.collect())
+    Ok(())
 }
 
 /// A part of a file that is written with holes, at the speed of the disk.
@@ -218,7 +210,7 @@ impl Sparse<'_> {
         let mut run = 0..0;
         for (index, chunk) in bytes.chunks(CHUNK).enumerate() {
             let start = index * CHUNK;
-            if is_zero(chunk) {
+            if data::is_zero(chunk) {
                 self.flush(bytes, &mut run)?;
             } else {
                 if run.is_empty() {
@@ -290,12 +282,6 @@ fn store(file: &File, range: &Range<u64>, how: libc::c_uint) -> io::Result<()> {
     }
 }
 
-fn is_zero(chunk: &[u8]) -> bool {
-    // SAFETY: any bits make a valid u128.
-    let (head, words, tail) = unsafe { chunk.align_to::<u128>() };
-    head.iter().chain(tail).all(|&byte| byte == 0) && words.iter().all(|&word| word == 0)
-}
-
 /// Matches `ranges` to the regions of `ram`, after checking that they describe the same memory and
 /// that the file at `path` contains all of it.
 pub fn matching<'a>(
@@ -364,12 +350,10 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
         }
     };
     let file = regular_file::open(path, Links::Refuse).map_err(failed("open"))?;
-    for (region, range) in matching(&file, path, ram, ranges)? {
-        clear(&region.mapping).map_err(|source| MemoryFileError::Discard {
-            guest: range.guest,
-            source,
-        })?;
-        for extent in data_extents(&file, range.bytes()).map_err(failed("examine"))? {
+    let pairs = matching(&file, path, ram, ranges)?;
+    clear_all(ram)?;
+    for (region, range) in pairs {
+        for extent in data::data_extents(&file, range.bytes()).map_err(failed("examine"))? {
             // Within the region: `data_extents` stays within the range, and both have the same
             // length.
             let start = (extent.start - range.offset) as usize;
@@ -385,64 +369,46 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     Ok(())
 }
 
-/// Makes memory read as zeroes.
-fn clear(mapping: &Mapping) -> io::Result<()> {
-    if mapping.discard_contents()? {
-        return Ok(());
-    }
-    let Some(file) = mapping.file() else {
-        return Ok(());
-    };
-    let len = mapping.size() as u64;
-    for extent in data_extents(file, mapping.offset()..mapping.offset() + len)? {
-        let start = (extent.start - mapping.offset()) as usize;
-        let len = (extent.end - extent.start) as usize;
-        // SAFETY: within the mapping, because the extent is within its range of the file; nothing
-        // else accesses it yet.
-        unsafe { mapping.address().add(start).write_bytes(0, len) };
+/// Makes all RAM, which nothing uses yet, read as zeroes.
+pub fn clear_all(ram: &Ram) -> Result<(), MemoryFileError> {
+    for Region { guest, mapping, .. } in ram.regions() {
+        clear(mapping).map_err(|source| MemoryFileError::Discard {
+            guest: *guest,
+            source,
+        })?;
     }
     Ok(())
 }
 
-/// The parts of a file range that are not holes.
-pub fn data_extents(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
-    let Range { start: mut at, end } = range;
-    let mut extents = Vec::new();
-    while at < end {
-        let Some(start) = seek(file, at, libc::SEEK_DATA)?.filter(|&start| start < end) else {
-            break;
-        };
-        let stop = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
-        extents.push(start..stop);
-        at = stop;
+/// Makes memory that nothing uses yet read as zeroes: a file behind it may have contents of an earlier VM.
+fn clear(mapping: &Mapping) -> io::Result<()> {
+    match mapping.discard_contents() {
+        Ok(true) => return Ok(()),
+        Ok(false) => {}
+        // A file system without holes.
+        Err(error) if error.raw_os_error() == Some(libc::EOPNOTSUPP) => {}
+        Err(error) => return Err(error),
     }
-    Ok(extents)
-}
-
-/// Whether there is data, not only holes, in a range of the file.
-pub fn has_data(file: &File, range: Range<u64>) -> io::Result<bool> {
-    Ok(seek(file, range.start, libc::SEEK_DATA)?.is_some_and(|at| at < range.end))
-}
-
-fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
-    let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
-    // SAFETY: seeking in an open file has no preconditions.
-    let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
-    if found >= 0 {
-        return Ok(Some(found as u64));
+    let all = 0..mapping.size();
+    for part in data::touched(mapping, all.clone()).unwrap_or_else(|| iter::once(all).collect()) {
+        for start in part.clone().step_by(CHUNK) {
+            let chunk = start..part.end.min(start + CHUNK);
+            if !data::is_zero(&bytes(mapping)[chunk.clone()]) {
+                // SAFETY: within the mapping, and nothing else accesses it yet.
+                unsafe { mapping.address().add(start).write_bytes(0, chunk.len()) };
+            }
+        }
     }
-    let error = io::Error::last_os_error();
-    // Nothing of this kind up to the end of the file.
-    if error.raw_os_error() == Some(libc::ENXIO) {
-        Ok(None)
-    } else {
-        Err(error)
-    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::{MetadataExt, PermissionsExt};
+    use std::{
+        ffi::CString,
+        os::unix::fs::{MetadataExt, PermissionsExt},
+        ptr,
+    };
 
     use super::*;
     use crate::memory::Backing;
@@ -476,11 +442,53 @@ mod tests {
             let mapping = Mapping::new(1 << 20, &backing, 1 << 20).unwrap();
             assert_eq!(bytes(&mapping)[7], 9);
             clear(&mapping).unwrap();
-            assert!(is_zero(bytes(&mapping)));
+            assert!(data::is_zero(bytes(&mapping)));
             let file = std::fs::read(&path).unwrap();
             // The other half is another region's. A private view leaves the file as it is.
             assert_eq!((file[0], file[1 << 20]), (9, if shared { 0 } else { 9 }));
         }
+    }
+
+    #[test]
+    fn memory_of_a_file_system_without_holes_is_cleared() {
+        // Mounts of this thread only.
+        let cleared = std::thread::spawn(|| {
+            let dir = tempfile::tempdir().unwrap();
+            let at = CString::new(dir.path().to_str().unwrap()).unwrap();
+            let root = c"/";
+            let kind = c"ramfs";
+            let private = libc::MS_REC | libc::MS_PRIVATE;
+            // SAFETY: calls with strings that outlive them.
+            let is_mounted = unsafe {
+                libc::unshare(libc::CLONE_NEWNS | libc::CLONE_FS) == 0
+                    && libc::mount(
+                        ptr::null(),
+                        root.as_ptr(),
+                        ptr::null(),
+                        private,
+                        ptr::null(),
+                    ) == 0
+                    && libc::mount(kind.as_ptr(), at.as_ptr(), kind.as_ptr(), 0, ptr::null()) == 0
+            };
+            if !is_mounted {
+                return eprintln!("not tested without root: {}", io::Error::last_os_error());
+            }
+            let path = dir.path().join("ram");
+            std::fs::write(&path, vec![9; 1 << 20]).unwrap();
+            let backing = Backing {
+                shared: true,
+                file: Some(path),
+                ..Backing::default()
+            };
+            let mapping = Mapping::new(1 << 20, &backing, 0).unwrap();
+            assert_eq!(bytes(&mapping)[7], 9);
+            clear(&mapping).unwrap();
+            assert!(data::is_zero(bytes(&mapping)));
+            drop(mapping);
+            // SAFETY: as above.
+            unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
+        });
+        cleared.join().unwrap();
     }
 
     #[test]
@@ -534,7 +542,7 @@ mod tests {
             len: bytes.len() as u64,
             offset: 4096,
         };
-        let data: u64 = data_extents(&file, range.bytes())
+        let data: u64 = data::data_extents(&file, range.bytes())
             .unwrap()
             .iter()
             .map(|e| e.end - e.start)

@@ -1,0 +1,222 @@
+//! Where there is data: which parts of a file are no holes, and which parts of guest memory may not be zero.
+
+use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
+
+use super::{Mapping, mapping::FileSystem};
+
+/// Number of bytes that are compared with zero at once.
+const STEP: usize = 64 << 10;
+
+/// The parts of a range of memory that may contain other bytes than zero, found without allocating memory; `None` if
+/// this cannot be told, and all of it has to be read.
+pub fn touched(mapping: &Mapping, within: Range<usize>) -> Option<Vec<Range<usize>>> {
+    let file = mapping.file()?;
+    match mapping.file_system() {
+        FileSystem::Tmpfs if mapping.is_shared() => {
+            let start = mapping.offset();
+            let bytes = start + within.start as u64..start + within.end as u64;
+            let extents = data_extents(file, bytes).ok()?;
+            // Within the mapping.
+            let part =
+                |extent: Range<u64>| (extent.start - start) as usize..(extent.end - start) as usize;
+            Some(extents.into_iter().map(part).collect())
+        }
+        FileSystem::Hugetlbfs => Some(huge_pages(mapping, file, within)),
+        // Other file systems may not know yet what was written to memory; private memory is not in the file.
+        FileSystem::Tmpfs | FileSystem::Other => None,
+    }
+}
+
+/// Touched huge pages. Reading one that is neither mapped nor in the file would allocate it, and end the process if the
+/// host has none left; reading the file does not, and hugetlbfs calls all of it data.
+fn huge_pages(mapping: &Mapping, file: &File, within: Range<usize>) -> Vec<Range<usize>> {
+    let page = mapping.page_size() as usize;
+    let mut parts: Vec<Range<usize>> = Vec::new();
+    let mut at = within.start;
+    while at < within.end {
+        let end = (at + 1).next_multiple_of(page).min(within.end);
+        let offset = mapping.offset() + at as u64;
+        if is_mapped(mapping, at) || !is_zero_in(file, offset, end - at) {
+            match parts.last_mut() {
+                Some(last) if last.end == at => last.end = end,
+                _ => parts.push(at..end),
+            }
+        }
+        at = end;
+    }
+    parts
+}
+
+/// Whether this process has the huge page at an offset of the mapping, a multiple of 4096. True if the kernel does not
+/// say.
+fn is_mapped(mapping: &Mapping, at: usize) -> bool {
+    let mut state = 0_u8;
+    let address = mapping.address().wrapping_add(at);
+    // SAFETY: the kernel writes one byte for the 4096 bytes at the address, which are within the mapping.
+    let result = unsafe { libc::mincore(address.cast(), 4096, &raw mut state) };
+    result != 0 || state & 1 != 0
+}
+
+/// Whether a part of a file is zero. False if it cannot be read.
+fn is_zero_in(file: &File, mut offset: u64, mut len: usize) -> bool {
+    let mut bytes = vec![0; STEP];
+    while len > 0 {
+        let part = &mut bytes[..len.min(STEP)];
+        if file.read_exact_at(part, offset).is_err() || !is_zero(part) {
+            return false;
+        }
+        offset += part.len() as u64;
+        len -= part.len();
+    }
+    true
+}
+
+/// Whether all bytes are zero.
+pub fn is_zero(bytes: &[u8]) -> bool {
+    // SAFETY: any bits make a valid u128.
+    let (head, words, tail) = unsafe { bytes.align_to::<u128>() };
+    head.iter().chain(tail).all(|&byte| byte == 0) && words.iter().all(|&word| word == 0)
+}
+
+/// The parts of a range of a file that are not holes, if it was written by system calls. What is written to mapped
+/// memory of the file may be missing, except on tmpfs.
+pub fn data_extents(file: &File, range: Range<u64>) -> io::Result<Vec<Range<u64>>> {
+    let Range { start: mut at, end } = range;
+    let mut extents = Vec::new();
+    while at < end {
+        let Some(start) = seek(file, at, libc::SEEK_DATA)?.filter(|&start| start < end) else {
+            break;
+        };
+        let stop = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
+        extents.push(start..stop);
+        at = stop;
+    }
+    Ok(extents)
+}
+
+/// Whether there is data, not only holes, in a range of a file that was written by system calls.
+pub fn has_data(file: &File, range: Range<u64>) -> io::Result<bool> {
+    Ok(seek(file, range.start, libc::SEEK_DATA)?.is_some_and(|at| at < range.end))
+}
+
+fn seek(file: &File, at: u64, whence: libc::c_int) -> io::Result<Option<u64>> {
+    let at = libc::off_t::try_from(at).map_err(io::Error::other)?;
+    // SAFETY: seeking in an open file has no preconditions.
+    let found = unsafe { libc::lseek(file.as_raw_fd(), at, whence) };
+    if found >= 0 {
+        return Ok(Some(found as u64));
+    }
+    let error = io::Error::last_os_error();
+    // Nothing of this kind up to the end of the file.
+    if error.raw_os_error() == Some(libc::ENXIO) {
+        Ok(None)
+    } else {
+        Err(error)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::MetadataExt, path::Path, slice};
+
+    use super::*;
+    use crate::memory::{Backing, MappingError};
+
+    const MIB: usize = 1 << 20;
+
+    fn write(mapping: &Mapping, at: usize) {
+        // SAFETY: within the mapping, which nobody else uses.
+        unsafe { mapping.address().add(at).write(7) };
+    }
+
+    #[test]
+    fn holes_of_a_file_are_believed_only_where_memory_is_the_file() {
+        // Beside the test's program: it is on the disk, where builds are.
+        let program = std::env::current_exe().unwrap();
+        for (folder, shared, is_known) in [
+            (Path::new("/dev/shm"), true, true),
+            (Path::new("/dev/shm"), false, false),
+            (program.parent().unwrap(), true, false),
+        ] {
+            let dir = tempfile::tempdir_in(folder).unwrap();
+            let backing = Backing {
+                shared,
+                file: Some(dir.path().join("ram")),
+                ..Backing::default()
+            };
+            let mapping = Mapping::new(4 << 20, &backing, 0).unwrap();
+            write(&mapping, 2 * MIB);
+            let is_tmpfs = mapping.file_system() == FileSystem::Tmpfs;
+            let parts = touched(&mapping, MIB..4 * MIB);
+            assert_eq!(
+                parts.is_some(),
+                is_known || is_tmpfs && shared,
+                "{folder:?}"
+            );
+            for part in parts.into_iter().flatten() {
+                assert_eq!(part.start, 2 * MIB, "{folder:?}");
+            }
+        }
+    }
+
+    /// Memory of huge pages; `None`, and a word about it, if the host has none.
+    fn huge(shared: bool, pages: u64) -> Option<Mapping> {
+        let backing = Backing {
+            shared,
+            hugepages: Some(2 << 20),
+            reserve: true,
+            ..Backing::default()
+        };
+        match Mapping::new(pages << 21, &backing, 0) {
+            Ok(mapping) => Some(mapping),
+            Err(MappingError::Memfd { .. } | MappingError::Map { .. }) => {
+                eprintln!("not tested: the host has no {pages} huge pages of 2 MiB");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// Bytes of the file, and huge pages that this process has.
+    fn taken(mapping: &Mapping) -> (u64, usize) {
+        let blocks = mapping.file().unwrap().metadata().unwrap().blocks();
+        let pages = (0..mapping.size()).step_by(2 * MIB);
+        (
+            blocks * 512,
+            pages.filter(|at| is_mapped(mapping, *at)).count(),
+        )
+    }
+
+    #[test]
+    fn huge_pages_that_were_never_touched_are_not_taken() {
+        for shared in [true, false] {
+            let Some(mapping) = huge(shared, 3) else {
+                return;
+            };
+            write(&mapping, 2 * MIB + 9);
+            let before = taken(&mapping);
+            assert_eq!(before.1, 1);
+            // A page begins before the range that is asked for.
+            let parts = touched(&mapping, MIB..6 * MIB).unwrap();
+            assert_eq!(parts, slice::from_ref(&(2 * MIB..4 * MIB)));
+            assert_eq!(taken(&mapping), before);
+        }
+    }
+
+    #[test]
+    fn huge_pages_that_only_another_process_has_written_are_seen() {
+        let Some(mapping) = huge(true, 3) else {
+            return;
+        };
+        let backing = Backing {
+            shared: true,
+            hugepages: Some(2 << 20),
+            ..Backing::default()
+        };
+        let file = mapping.file().unwrap().try_clone().unwrap();
+        let others = Mapping::given(6 << 20, &backing, 0, file).unwrap();
+        write(&others, 5 * MIB);
+        let parts = touched(&mapping, 0..6 * MIB).unwrap();
+        assert_eq!(parts, slice::from_ref(&(4 * MIB..6 * MIB)));
+    }
+}
