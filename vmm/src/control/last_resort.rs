@@ -6,8 +6,13 @@
 
 use std::{io, sync::mpsc, thread, time::Duration};
 
+use crate::snapshot::writing::Seal;
+
 /// How long dropping a machine may take when the process exits.
 pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// Interval for looking at a snapshot.
+const LOOK: Duration = Duration::from_millis(100);
 
 /// Runs an action after a timeout, unless it is dropped before.
 pub struct LastResort(
@@ -30,12 +35,19 @@ impl LastResort {
     }
 }
 
-/// Ends the process immediately.
+/// Ends the process, unless a snapshot is taking the place of an older one: that is waited for.
 pub fn leave() {
+    if Seal::is_any() {
+        log::warn!("the VMM ends when its snapshot has taken the place of the older one");
+    }
+    while Seal::is_any() {
+        thread::sleep(LOOK);
+    }
     log::error!(
         "the VMM has not ended within {PATIENCE:?}: storage does not answer, and is not waited for any longer; what \
          it was asked to write may be lost"
     );
+    devices::console::restore_terminal();
     // SAFETY: ends the process, so nothing of it is used any more.
     unsafe { libc::_exit(libc::EXIT_FAILURE) };
 }

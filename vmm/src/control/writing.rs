@@ -38,7 +38,7 @@ pub(super) struct Written {
     writing: Writing,
     reply: Reply,
     /// Applications of accelerators, which continue when this is dropped.
-    _stopped: Option<Stopped>,
+    stopped: Option<Stopped>,
     /// Ends with the thread.
     ended: mpsc::Receiver<()>,
 }
@@ -147,7 +147,7 @@ impl Control {
             operation,
             writing,
             reply,
-            _stopped: stopped,
+            stopped,
             ended,
         });
     }
@@ -180,8 +180,9 @@ impl Control {
                 })
             }
         };
-        // Before the client, which may resume the VM, has the answer.
-        let Written { reply, .. } = job;
+        let Written { reply, stopped, .. } = job;
+        // The client may resume the VM as soon as it has the answer.
+        drop(stopped);
         reply.send(answer);
     }
 

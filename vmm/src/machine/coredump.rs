@@ -70,20 +70,29 @@ impl Core {
         memory_file::total(&self.regions)
     }
 
-    /// Writes the guest's memory and registers to the file, which is removed if that fails.
+    /// Writes the guest's memory and registers to the file. It has another name until it is complete, and is removed if
+    /// that fails.
     pub fn write(self, writing: &Writing) -> Result<(), MachineError> {
-        let write = || {
-            let file = memory_file::create_private(&self.path)?;
-            self.write_to(file, writing).inspect_err(|_| {
-                if let Err(error) = fs::remove_file(&self.path) {
-                    log::warn!("cannot remove {}: {error}", self.path.display());
+        let failed = |path: &Path| {
+            let path = path.to_owned();
+            move |source| MachineError::Coredump { path, source }
+        };
+        let (path, new) = (&self.path, incomplete(&self.path));
+        absent(path).map_err(failed(path))?;
+        let file = memory_file::create_private(&new).map_err(failed(&new))?;
+        let complete = || {
+            self.write_to(file, writing)?;
+            let _seal = writing.seal()?;
+            absent(path)?;
+            fs::rename(&new, path)
+        };
+        complete()
+            .inspect_err(|_| {
+                if let Err(error) = fs::remove_file(&new) {
+                    log::warn!("cannot remove {}: {error}", new.display());
                 }
             })
-        };
-        write().map_err(|source| MachineError::Coredump {
-            path: self.path.clone(),
-            source,
-        })
+            .map_err(failed(path))
     }
 
     fn write_to(&self, file: File, writing: &Writing) -> io::Result<()> {
@@ -111,8 +120,23 @@ impl Core {
             offset += region.mapping.size() as u64;
         }
         file.set_len(offset)?;
-        file.sync_all()?;
-        writing.seal()
+        file.sync_all()
+    }
+}
+
+/// The name of a core dump that is not complete.
+fn incomplete(path: &Path) -> PathBuf {
+    let mut name = path.to_owned().into_os_string();
+    name.push(".new");
+    name.into()
+}
+
+/// Fails if there is such a file.
+fn absent(path: &Path) -> io::Result<()> {
+    match path.symlink_metadata() {
+        Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
     }
 }
 
@@ -285,6 +309,47 @@ mod tests {
         );
         assert_eq!(prstatus(0, &regs, &sregs).len(), PRSTATUS_LEN);
         assert_eq!(qemu_state(&regs, &sregs).len(), 440);
+    }
+
+    fn core(path: &Path) -> Core {
+        Core {
+            path: path.to_owned(),
+            notes: Vec::new(),
+            regions: Vec::new(),
+            untouched: Untouched::Skip,
+        }
+    }
+
+    #[test]
+    fn a_core_dump_has_its_name_when_it_is_complete() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("core");
+        let names = || {
+            let entries = fs::read_dir(dir.path()).unwrap();
+            let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            names
+        };
+        // A process that was killed leaves what it has written, under another name.
+        let file = memory_file::create_private(&incomplete(&path)).unwrap();
+        core(&path).write_to(file, &Writing::new(0)).unwrap();
+        assert_eq!(names(), ["core.new"]);
+        let refused = core(&path).write(&Writing::new(0)).unwrap_err();
+        let MachineError::Coredump { path: named, .. } = refused else {
+            panic!("{refused}");
+        };
+        assert_eq!(named, dir.path().join("core.new"));
+        fs::remove_file(named).unwrap();
+        let cancelled = Writing::new(0);
+        assert!(cancelled.cancel());
+        core(&path).write(&cancelled).unwrap_err();
+        assert_eq!(names(), [""; 0]);
+        core(&path).write(&Writing::new(0)).unwrap();
+        assert_eq!(names(), ["core"]);
+        let whole = fs::read(&path).unwrap();
+        core(&path).write(&Writing::new(0)).unwrap_err();
+        assert_eq!(fs::read(&path).unwrap(), whole);
     }
 
     #[test]

@@ -145,7 +145,7 @@ impl Image {
             path: state_path,
             source,
         })?;
-        writing.seal().map_err(io_at(&directory))?;
+        let _seal = writing.seal().map_err(io_at(&directory))?;
         staged.commit().map_err(io_at(&directory))
     }
 }

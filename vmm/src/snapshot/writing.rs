@@ -9,13 +9,34 @@ use std::{
     io,
     sync::{
         Arc,
-        atomic::{AtomicU8, AtomicU64, Ordering},
+        atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
 const RUNNING: u8 = 0;
 const SEALED: u8 = 1;
 const CANCELLED: u8 = 2;
+
+/// How many snapshots are taking an older one's place.
+static SEALS: AtomicUsize = AtomicUsize::new(0);
+
+/// What was written takes its place while this exists: neither the older snapshot nor the new one is whole.
+#[must_use]
+#[derive(Debug)]
+pub struct Seal(());
+
+impl Seal {
+    /// Whether there is any. The process should not end by itself then.
+    pub fn is_any() -> bool {
+        SEALS.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl Drop for Seal {
+    fn drop(&mut self) {
+        SEALS.fetch_sub(1, Ordering::SeqCst);
+    }
+}
 
 /// It was cancelled.
 #[derive(Debug, thiserror::Error)]
@@ -54,9 +75,11 @@ impl Writing {
     }
 
     /// From now on it cannot be cancelled. Fails if it was.
-    pub fn seal(&self) -> io::Result<()> {
+    pub fn seal(&self) -> io::Result<Seal> {
+        SEALS.fetch_add(1, Ordering::SeqCst);
+        let seal = Seal(());
         match self.leave_running(SEALED) {
-            true => Ok(()),
+            true => Ok(seal),
             false => Err(io::Error::other(Cancelled)),
         }
     }
@@ -92,7 +115,9 @@ mod tests {
     fn what_is_sealed_cannot_be_cancelled_and_the_reverse() {
         let sealed = Writing::new(3);
         sealed.advance(2).unwrap();
-        sealed.seal().unwrap();
+        let seal = sealed.seal().unwrap();
+        assert!(Seal::is_any());
+        drop(seal);
         assert!(!sealed.cancel() && !sealed.is_cancelled());
         assert_eq!(sealed.bytes(), (2, 3));
         let cancelled = Writing::new(3);
