@@ -12,7 +12,10 @@ use landlock::{
     RulesetStatus,
 };
 
-use crate::config::{FileAccess, VmConfig};
+use crate::{
+    config::{FileAccess, VmConfig},
+    snapshot::lazy::USERFAULTFD,
+};
 
 /// Available since Linux 6.2. Older kernels enforce what they support.
 const VERSION: ABI = ABI::V3;
@@ -58,8 +61,16 @@ pub fn version() -> Option<u32> {
 /// configuration names, and to reading what is beneath `source`: the snapshot that the VM comes from, if it does.
 pub fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), LandlockError> {
     let mut rules = paths(config)?;
-    rules.extend(source.map(|path| (path.to_owned(), read())));
+    rules.extend(source.map(restored).unwrap_or_default());
     enforce(rules)
+}
+
+/// What a restore from a snapshot opens, on demand, too: without a capability, only the device allows it.
+fn restored(source: &Path) -> Vec<Rule> {
+    let device = Path::new(USERFAULTFD);
+    let device = device.exists().then(|| (device.to_owned(), write()));
+    let folder = (source.to_owned(), read());
+    device.into_iter().chain([folder]).collect()
 }
 
 /// Restricts the calling thread, and all threads that it starts from now on, to files that any VM may need, and to these
@@ -203,6 +214,17 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_restore_on_demand_may_open_its_device() {
+        let rules = restored(Path::new("/snapshot"));
+        let allows = |path: &str| rules.iter().any(|(allowed, _)| allowed == Path::new(path));
+        assert!(allows("/snapshot"));
+        assert_eq!(
+            allows("/dev/userfaultfd"),
+            Path::new("/dev/userfaultfd").exists()
+        );
+    }
 
     #[test]
     fn memory_may_be_made_in_the_folder_that_it_names() {

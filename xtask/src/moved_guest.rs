@@ -183,6 +183,9 @@ pub fn go(route: &Route<'_>, size: u32, how: &[&str]) -> Result<Moved> {
     let rename = format!("{}={}", from.address, to.address);
     let mut receiving = destination.ctl();
     receiving.args(["receive-migration", &url, "--rename", &rename]);
+    if route.network.is_some() {
+        receiving.args(["--insecure", "--paths", "/"]);
+    }
     let receiving = thread::spawn(move || packages::output(&mut receiving));
     let status = || packages::output(destination.ctl().arg("migration"));
     let end = Instant::now() + PATIENCE;

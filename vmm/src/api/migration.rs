@@ -193,7 +193,7 @@ pub struct ReceiveMigration {
     /// The port may be open to other hosts without TLS. The VM uses only files that this request names.
     #[serde(default)]
     pub insecure: bool,
-    /// Files, directories and taps that the VM may use; any if absent, unless the port is `insecure`.
+    /// Files, directories and taps that the VM may use; any if absent, unless it is a TCP port without TLS.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub paths: Option<Vec<PathBuf>>,
     /// Directory with certificates and keys for TLS 1.3 over TCP; both sides present certificates.

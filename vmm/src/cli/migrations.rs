@@ -99,7 +99,7 @@ pub struct ReceiveArgs {
     #[arg(long, conflicts_with = "tls_dir")]
     insecure: bool,
     /// Files, directories and taps of this host that the VM may use; the VMM has access to nothing else from now on.
-    /// Without it: any, except with --insecure.
+    /// Without it: any, except at a TCP port without TLS.
     #[arg(long, value_name = "PATH", value_delimiter = ',')]
     paths: Option<Vec<PathBuf>>,
     #[command(flatten)]

@@ -280,7 +280,8 @@ impl Leaving {
         done.unwrap_or_else(|| Err(OVER.to_owned()))
     }
 
-    /// Stops the vCPUs, and waits until storage has answered; meanwhile the control thread serves requests.
+    /// Stops the vCPUs, and waits until storage has answered or the migration is cancelled; meanwhile the control thread
+    /// serves requests.
     fn wait_for_storage(&self) -> Result<(), String> {
         /// Interval for looking at what is in flight.
         const LOOK: Duration = Duration::from_millis(1);
@@ -291,9 +292,10 @@ impl Leaving {
         })?;
         loop {
             let waited = since.elapsed();
+            let gives_up = waited >= PATIENCE || self.cancel.is_cancelled();
             let held = self.on_machine(move |machine| {
                 let held = machine.devices().hold(waited).map_err(words);
-                if held.is_err() && waited >= PATIENCE {
+                if held.is_err() && gives_up {
                     machine.devices().carry_on();
                     if let Err(error) = machine.resume() {
                         log::error!("after a pause that failed, the guest does not go on: {error}");
@@ -303,7 +305,7 @@ impl Leaving {
             })?;
             match held {
                 Ok(()) => return Ok(()),
-                Err(why) if waited >= PATIENCE => return Err(why),
+                Err(why) if gives_up => return Err(why),
                 Err(_) => std::thread::sleep(LOOK),
             }
         }
@@ -321,6 +323,12 @@ impl Leaving {
             }
             _ => None,
         };
+        // Another host can read then what the guest has written. That may take as long as the storage likes.
+        let disks = self.on_machine(|machine| Ok(machine.devices().disk_handles()))?;
+        for disk in disks {
+            disk.flush()
+                .map_err(|error| format!("cannot flush a disk: {error}"))?;
+        }
         self.on_machine(|machine| {
             let saved_at = Moment::now();
             let state = machine.departing_state().map_err(words)?;

@@ -117,10 +117,8 @@ impl Machine {
         Ok(self.cpus.needs()?)
     }
 
-    /// The state of the paused machine, in the format of the state file. The guest's disk writes are flushed first, so
-    /// that another host can read them.
+    /// The state of the paused machine, in the format of the state file.
     pub fn departing_state(&self) -> Result<Vec<u8>, MachineError> {
-        self.devices.flush_disks()?;
         state_file::encode(&self.state()?).map_err(|source| MachineError::StateFile {
             path: "of the migration".into(),
             source,

@@ -121,8 +121,9 @@ fn memory_goes_over_as_many_connections_as_are_asked_for() {
         assert!(further.iter().all(|frames| *frames > 0), "{frames:?}");
     }
     // The same over TCP.
+    let paths = ["--paths", dir.path().to_str().unwrap()];
     let port = free_port();
-    let (mut fifth, receiving) = awaiting(dir.path(), "fifth", port, &fourth, &[]);
+    let (mut fifth, receiving) = awaiting(dir.path(), "fifth", port, &fourth, &paths);
     let sent = fourth.send(&format!("tcp:127.0.0.1:{port}"), &many);
     check_moved(&sent, receiving, &fourth, &fifth);
     fifth.until("it counts on", |vmm| vmm.printed().len() > 100);

@@ -1,4 +1,5 @@
 //! A guest with a request in flight to storage that does not answer: fanotify holds back whoever reads from the file.
+//! The storage is a source of random numbers, or a disk, which can be removed.
 
 use std::{
     fs,
@@ -11,10 +12,10 @@ use serde_json::Value;
 
 use super::{Vmm, has_kvm, slow_disk::Held};
 
-/// Where the guest has its queue, and the registers of its source of random numbers.
+/// Where the guest has its queue, and the registers of its device.
 const RING: u32 = 0x50_0000;
 const BAR: u32 = 0xc800_0000;
-/// Device number of the source.
+/// Number of the device.
 const DEVICE: u32 = 5;
 
 fn store8(to: u32, value: u8) -> Vec<u8> {
@@ -50,9 +51,38 @@ fn configure(register: u32, value: u32) -> Vec<u8> {
     [out32(0xcf8, address), out32(0xcfc, value)].concat()
 }
 
-/// A guest that asks its source for random numbers, says so, waits for a byte from its serial port, and resets itself.
-fn code() -> Vec<u8> {
-    let [descriptors, available, used, data] = [0, 0x1000, 0x2000, 0x3000].map(|at| RING + at);
+/// A descriptor of the guest's only request: address, length, flags and the next one.
+type Descriptor = (u32, u32, u16, u16);
+
+const NEXT: u16 = 1;
+const WRITE: u16 = 2;
+const DATA: u32 = RING + 0x3000;
+
+/// The device writes 64 bytes.
+const RANDOM: [Descriptor; 1] = [(DATA, 64, WRITE, 0)];
+
+/// The device reads a header of zeroes: it is to read the first sector. It writes that, and a status.
+const SECTOR: [Descriptor; 3] = [
+    (DATA, 16, NEXT, 1),
+    (DATA + 0x1000, 512, NEXT | WRITE, 2),
+    (DATA + 0x2000, 1, WRITE, 0),
+];
+
+/// Until a byte has come from the serial port.
+const AWAIT: [u8; 16] = [
+    0xba, 0xfd, 3, 0, 0, 0xec, 0xa8, 1, 0x74, 0xfb, // mov edx, 0x3fd; in; test al, 1; jz
+    0xba, 0xf8, 3, 0, 0, 0xec, // mov edx, 0x3f8; in
+];
+
+/// A guest that says so when it is ready, waits for a byte, makes a request, waits for another byte, and resets itself.
+fn code(request: &[Descriptor]) -> Vec<u8> {
+    let [descriptors, available, used] = [0, 0x1000, 0x2000].map(|at| RING + at);
+    let describe = |(index, &(address, len, flags, next)): (usize, &Descriptor)| {
+        let at = descriptors + 16 * index as u32;
+        let place = [store32(at, address), store32(at + 8, len)];
+        let link = [store16(at + 12, flags), store16(at + 14, next)];
+        [place, link].concat().concat()
+    };
     // The upper half of the address is zero.
     let queue = |register, value| {
         [
@@ -77,20 +107,18 @@ fn code() -> Vec<u8> {
         queue(48, used),
         store16(BAR + 28, 1),
         store8(BAR + 20, 15),
-        store32(descriptors, data),
-        store32(descriptors + 8, 64),
-        store16(descriptors + 12, 2), // written by the device
+        request.iter().enumerate().flat_map(describe).collect(),
         store16(available + 2, 1),
-        store16(BAR + 0x3000, 0), // the queue's notification
         vec![0xb0, b'R', 0xba, 0xf8, 3, 0, 0, 0xee], // mov al, 'R'; mov edx, 0x3f8; out
-        vec![0xba, 0xfd, 3, 0, 0, 0xec, 0xa8, 1, 0x74, 0xfb], // until a byte has come
-        vec![0xba, 0xf8, 3, 0, 0, 0xec],
+        AWAIT.to_vec(),
+        store16(BAR + 0x3000, 0), // the queue's notification
+        AWAIT.to_vec(),
         vec![0xb0, 1, 0xba, 0, 6, 0, 0, 0xee, 0xeb, 0xfe], // reset by ACPI's register
     ]
     .concat()
 }
 
-/// A VM whose guest has asked for random numbers, and what holds them back.
+/// A VM whose guest has made a request, and what holds that back.
 struct Waiting {
     vmm: Vmm,
     serial: UnixStream,
@@ -100,26 +128,40 @@ struct Waiting {
 
 impl Waiting {
     fn start(dir: &Path) -> Option<Self> {
-        let folder = dir.join("entropy");
+        Self::with(dir, &RANDOM, |source| {
+            let rng = format!("src={source},pci_device_id={DEVICE}");
+            ["--rng".to_owned(), rng]
+        })
+    }
+
+    fn with(
+        dir: &Path,
+        request: &[Descriptor],
+        device: impl FnOnce(&str) -> [String; 2],
+    ) -> Option<Self> {
+        let folder = dir.join("storage");
         fs::create_dir(&folder).unwrap();
         let source = folder.join("source");
         fs::write(&source, [7; 4096]).unwrap();
+        // Whoever opens a file before this is never held back.
         let held = Held::reading(&folder)?;
+        let [option, device] = device(source.to_str().unwrap());
         let events = dir.join("events");
         let socket = dir.join("serial");
         let vmm = Vmm::running(
             dir,
-            &code(),
+            &code(request),
             "size=64M",
             &format!("socket={}", socket.display()),
             &[
-                "--rng",
-                &format!("src={},pci_device_id={DEVICE}", source.display()),
+                &option,
+                &device,
                 "--event-monitor",
                 &format!("path={}", events.display()),
             ],
         );
-        let serial = UnixStream::connect(&socket).unwrap();
+        let mut serial = UnixStream::connect(&socket).unwrap();
+        serial.write_all(b"x").unwrap();
         Some(Self {
             vmm,
             serial,
@@ -185,6 +227,8 @@ fn a_reset_takes_effect_when_storage_answers() {
     waiting.until_event("rebooted");
     assert_eq!(waiting.in_progress(), Value::Null);
     // The guest has been reset, and waits again; a client may power it off.
+    let mut serial = UnixStream::connect(dir.path().join("serial")).unwrap();
+    serial.write_all(b"x").unwrap();
     let read = waiting.held.waits();
     let shutting_down = super::slow_disk::start(&waiting.vmm, &["shutdown"]);
     waiting.until("Shutdown");
@@ -216,6 +260,68 @@ fn a_guest_stands_still_while_its_end_waits_for_storage() {
     waiting.held.allow(read);
     let answer = waiting.vmm.ctl(&["shutdown"]);
     assert!(answer.status.success(), "{}", waiting.vmm.said());
+}
+
+#[test]
+fn a_forced_removal_waits_for_storage_and_the_guest_goes_on() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let disk = |image: &str| {
+        let disk = format!("id=d,path={image},image_type=raw,readonly=on,pci_device_id={DEVICE}");
+        ["--disk".to_owned(), disk]
+    };
+    let Some(mut waiting) = Waiting::with(dir.path(), &SECTOR, disk) else {
+        return;
+    };
+    let read = waiting.held.waits();
+    let removing = super::slow_disk::start(&waiting.vmm, &["remove-device", "d", "--force"]);
+    waiting.until("RemoveDevice");
+    let before = waiting.vcpu();
+    assert_ne!(before, waiting.vcpu());
+    let refused = waiting.vmm.ctl(&["pause"]);
+    let why = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(why.contains("a device that is being removed"), "{why}");
+    waiting.held.allow(read);
+    let answer = removing.wait_with_output().unwrap();
+    assert!(answer.status.success(), "{}", waiting.vmm.said());
+    assert_eq!(waiting.in_progress(), Value::Null);
+    let info: Value = serde_json::from_slice(&waiting.vmm.ctl(&["info"]).stdout).unwrap();
+    assert!(info["device_tree"]["d"].is_null(), "{info}");
+    let before = waiting.vcpu();
+    assert_ne!(before, waiting.vcpu());
+}
+
+#[test]
+fn a_migration_that_waits_for_storage_is_cancelled_at_once() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let Some(mut waiting) = Waiting::start(dir.path()) else {
+        return;
+    };
+    let read = waiting.held.waits();
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let (mut receiving, url) = second.receive(&dir.path().join("serial"));
+    let sending = super::slow_disk::start(&waiting.vmm, &["send-migration", &url, "--watch"]);
+    waiting.vmm.until("it waits for storage", |vmm| {
+        vmm.migration()["phase"] == "Final"
+    });
+    assert_eq!(waiting.vcpu(), waiting.vcpu());
+    assert!(waiting.vmm.ctl(&["cancel-migration"]).status.success());
+    let answer = sending.wait_with_output().unwrap();
+    let why = String::from_utf8_lossy(&answer.stderr).into_owned();
+    assert!(why.contains("cancelled"), "{why}");
+    // Storage has still not answered, and the limit for that has not passed.
+    let took = waiting.vmm.migration()["elapsed_ms"].as_u64().unwrap();
+    assert!(took < 20_000, "{took} ms");
+    let before = waiting.vcpu();
+    assert_ne!(before, waiting.vcpu());
+    waiting.held.allow(read);
+    receiving.kill().unwrap();
+    receiving.wait().unwrap();
 }
 
 #[test]

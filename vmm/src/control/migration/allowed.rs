@@ -20,21 +20,39 @@ pub(super) struct Allowed(Vec<PathBuf>);
 
 impl Allowed {
     /// What a request allows: what it names. `None` if it does not limit the VM: its source is known by a certificate, or
-    /// has access to the socket.
+    /// has access to the socket. Any process of this host reaches a TCP port.
     pub(super) fn of(request: &ReceiveMigration) -> Option<Self> {
-        if request.paths.is_none() && !request.insecure {
+        let is_open = request.receiver_url.starts_with("tcp:") && request.tls_dir.is_none();
+        if request.paths.is_none() && !is_open {
             return None;
         }
         let renamed = request.renames.iter().flatten();
         let renamed = renamed.map(|rename| PathBuf::from(&rename.to));
+        let rules = request.landlock_rules.iter().flatten();
+        let rules = rules.map(|rule| rule.path.clone());
         let named = request.paths.iter().flatten().cloned();
         let common = COMMON.map(PathBuf::from);
-        Some(Self(named.chain(renamed).chain(common).collect()))
+        Some(Self(
+            named.chain(renamed).chain(rules).chain(common).collect(),
+        ))
+    }
+
+    /// A path that is to be allowed, and is not there.
+    pub(super) fn missing(request: &ReceiveMigration) -> Option<&Path> {
+        let paths = request.paths.iter().flatten().map(PathBuf::as_path);
+        let mut paths = paths.filter(|path| is_path(path));
+        paths.find(|path| !path.exists())
     }
 
     /// Restricts this process to these files, for good.
     pub(super) fn enforce(&self) -> Result<(), LandlockError> {
-        landlock::restrict_to(&self.0)
+        // What is yet to be created is created in its folder.
+        let existing = |path: &PathBuf| match path.parent() {
+            Some(folder) if is_path(path) && !path.exists() => folder.to_owned(),
+            _ => path.clone(),
+        };
+        let paths: Vec<_> = self.0.iter().map(existing).collect();
+        landlock::restrict_to(&paths)
     }
 
     /// Why a configuration does not comply, by name.
@@ -83,13 +101,17 @@ impl Allowed {
         if self.0.iter().any(|allowed| allowed == path) {
             return true;
         }
-        // A tap's name is no path.
-        let Some(path) = name.contains('/').then(|| real(path)).flatten() else {
+        let Some(path) = is_path(path).then(|| real(path)).flatten() else {
             return false;
         };
         let mut allowed = self.0.iter().filter_map(|allowed| real(allowed));
         allowed.any(|allowed| path.starts_with(allowed))
     }
+}
+
+/// Whether it is a path, not the name of a tap.
+fn is_path(name: &Path) -> bool {
+    name.as_os_str().as_encoded_bytes().contains(&b'/')
 }
 
 /// A path without links; of a file that is yet to be created, too.
@@ -215,16 +237,55 @@ mod tests {
         assert!(reasons[0].contains("net[1]"), "{reasons:?}");
     }
 
-    #[test]
-    fn without_paths_an_insecure_source_names_no_file() {
-        let request = |insecure: bool| ReceiveMigration {
-            insecure,
+    fn request(url: &str) -> ReceiveMigration {
+        ReceiveMigration {
+            receiver_url: url.to_owned(),
             ..ReceiveMigration::default()
+        }
+    }
+
+    #[test]
+    fn without_paths_a_source_that_anybody_may_be_names_no_file() {
+        let certified = ReceiveMigration {
+            tls_dir: Some(PathBuf::from("/tls")),
+            ..request("tcp:0.0.0.0:1")
         };
-        assert!(Allowed::of(&request(false)).is_none());
+        for known in [certified, request("unix:/s")] {
+            assert!(Allowed::of(&known).is_none());
+        }
         let config = json!({"payload": {"kernel": "/k"}, "rng": {"src": "/dev/urandom"}});
         let config = serde_json::from_value(config).unwrap();
-        let reasons = Allowed::of(&request(true)).unwrap().reasons(&config);
-        assert_eq!(reasons.len(), 1, "{reasons:?}");
+        for open in ["tcp:127.0.0.1:1", "tcp:0.0.0.0:1"] {
+            let allowed = Allowed::of(&request(open)).unwrap();
+            let reasons = allowed.reasons(&config);
+            assert_eq!(reasons.len(), 1, "{reasons:?}");
+        }
+    }
+
+    #[test]
+    fn rules_of_the_request_are_allowed_with_its_paths() {
+        let rules = json!([{"path": "/backing", "access": "r"}]);
+        let request = ReceiveMigration {
+            paths: Some(Vec::new()),
+            landlock_rules: serde_json::from_value(rules.clone()).unwrap(),
+            ..request("unix:/s")
+        };
+        let config = json!({"payload": {}, "landlock_rules": rules});
+        let config = serde_json::from_value(config).unwrap();
+        let reasons = Allowed::of(&request).unwrap().reasons(&config);
+        assert_eq!(reasons, [""; 0]);
+    }
+
+    #[test]
+    fn paths_that_do_not_exist_are_found() {
+        let of = |paths: &[&str]| {
+            let request = ReceiveMigration {
+                paths: Some(paths.iter().map(PathBuf::from).collect()),
+                ..request("unix:/s")
+            };
+            Allowed::missing(&request).map(Path::to_owned)
+        };
+        assert_eq!(of(&["/dev", "tap7"]), None);
+        assert_eq!(of(&["/dev", "/not/there"]), Some("/not/there".into()));
     }
 }

@@ -210,6 +210,13 @@ impl Control {
                  address, or ask for it with insecure (--insecure), and name what the VM may use with paths (--paths)",
             );
         }
+        if let Some(path) = Allowed::missing(request) {
+            let message = format!(
+                "paths names {}, which does not exist: create it, or leave it out",
+                path.display()
+            );
+            return bad(&message);
+        }
         if let Some(allowed) = Allowed::of(request) {
             // Before there are threads that would not be restricted.
             let enforced = allowed.enforce();
