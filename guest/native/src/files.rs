@@ -209,6 +209,8 @@ impl Program {
         self.connection = None;
         self.files.clear();
         self.foreign.clear();
+        // The next worker has other files by the same numbers.
+        managed::lock().clear();
     }
 
     /// Whether a descriptor of this process is a device file.
