@@ -25,6 +25,8 @@ pub struct Platform {
     pub raw: Handle,
     /// Its OpenCL version: major * 10 + minor.
     pub version: u32,
+    /// Whether its compiler tells the kinds of kernels' arguments without being asked to (PoCL).
+    pub tells_arguments: bool,
     /// Its root devices.
     pub devices: Vec<Offered>,
 }
@@ -69,7 +71,7 @@ impl Platform {
                     null_mut(),
                 )
             );
-            let version = version(&text);
+            let (version, tells_arguments) = (version(&text), is_pocl(&text));
             let devices: Vec<_> = devices
                 .into_iter()
                 .filter(|&device| wanted.is_empty() || name(api, device).contains(wanted))
@@ -106,11 +108,18 @@ impl Platform {
             platforms.push(Self {
                 raw,
                 version,
+                tells_arguments,
                 devices,
             });
         }
         platforms
     }
+}
+
+/// Whether the version of a platform is PoCL's: "OpenCL 3.0 PoCL 3.1".
+fn is_pocl(version: &[u8]) -> bool {
+    let mut words = version.split(|byte| *byte == b' ');
+    words.any(|word| word.eq_ignore_ascii_case(b"pocl"))
 }
 
 /// `CL_DEVICE_NAME`; empty if the driver does not tell.

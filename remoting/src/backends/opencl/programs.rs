@@ -16,6 +16,7 @@ use super::{
     },
     headers::Headers,
     objects::{Builds, Home, Program, keep, made},
+    platform::Platform,
     provenance::ContextRecord,
     records::{Build, Built, Linked, Origin, ProgramRecord},
     variables::{self, Made},
@@ -202,10 +203,13 @@ impl Server {
             &*record.origin,
             Origin::Created(call, _) if matches!(call.origin, ProgramOrigin::Source(_))
         );
-        if !has_sources || self.platform_version(home.platform) < 12 {
-            return options.clone();
+        let platform = self.backend.platforms.get(home.platform);
+        let can_tell = |platform: &Platform| platform.version >= 12 && !platform.tells_arguments;
+        // Another option is another program for a driver's cache.
+        match has_sources && platform.is_some_and(can_tell) {
+            true => Blob([ARGUMENT_INFO, &options.0].concat()),
+            false => options.clone(),
         }
-        Blob([ARGUMENT_INFO, &options.0].concat())
     }
 
     /// Answers a build that has completed.
