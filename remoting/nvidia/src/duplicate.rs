@@ -13,6 +13,8 @@ use crate::{
     session::Session,
 };
 
+/// Memory that programs duplicate of each other: video memory, also as other GPUs of a fabric reach it.
+const MEMORY: [u32; 2] = [VIDEO, 0xf8];
 /// Where a share has its type and its action.
 const TYPE: usize = 16;
 const ACTION: usize = 18;
@@ -63,7 +65,7 @@ impl Session {
             .object(source)
             .ok_or(Denied::Status(status::INVALID_OBJECT))?;
         let (class, size) = (object.class, object.size);
-        let may = is_own || (is_users && object.is_shared && class == VIDEO);
+        let may = is_own || (is_users && object.is_shared && MEMORY.contains(&class));
         if !may {
             return Err(Denied::Status(status::INSUFFICIENT_PERMISSIONS));
         }

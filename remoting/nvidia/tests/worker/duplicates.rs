@@ -6,6 +6,7 @@ const DUPLICATE: u32 = 0xc01c_4634;
 const SHARE: u32 = 0xc018_4635;
 const VIDEO: u32 = 7;
 const DEVICE_PART: u32 = 8;
+const OF_FABRIC: u32 = 9;
 const REVOKE: u32 = 1 << 16;
 
 /// A program with 64 KiB of video memory and a part of the GPU.
@@ -22,6 +23,7 @@ fn exporter(served: &Served) -> Owner {
     let allocated = owner.call(owner.control, ALLOCATE, &words(48 + 128, &header));
     assert_eq!(word(&allocated, 40), 0);
     assert_eq!(owner.allocate(GPU, DEVICE_PART, 0x2080, 4), 0);
+    assert_eq!(owner.allocate(GPU, OF_FABRIC, 0xf8, 48), 0);
     owner
 }
 
@@ -72,11 +74,15 @@ fn only_video_memory_that_is_shared_is_duplicated_by_others() {
         assert_eq!(share(&one, VIDEO, share_type | REVOKE), 0);
         assert_eq!(duplicate(&two, memory), 0x1b, "it was taken back");
     }
+    let of_fabric = (one.client, OF_FABRIC);
+    assert_eq!(duplicate(&two, of_fabric), 0x1b);
+    assert_eq!(share(&one, OF_FABRIC, 2), 0);
+    assert_eq!(duplicate(&two, of_fabric), 0);
     assert_eq!(share(&one, DEVICE_PART, 2), 0);
     assert_eq!(duplicate(&two, part), 0x1b, "no memory");
     assert_eq!(duplicate(&one, part), 0, "its own");
     let state = served.device.0.lock().expect("no call has panicked");
-    assert_eq!(state.objects.get(&(two.client, 100)), Some(&0x40));
+    assert_eq!(state.objects.get(&(two.client, 100)), Some(&0xf8));
     assert!(state.share_types.iter().all(|of| [0, 4].contains(of)));
 }
 
