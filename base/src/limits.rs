@@ -35,6 +35,13 @@ fn limit_of(resource: Resource) -> io::Result<Limit> {
     }
 }
 
+/// Makes it an error, not the end of this process and of programs that it starts, that a file becomes larger than the
+/// process's limit (`RLIMIT_FSIZE`): a log or a snapshot, for example. Call it first in `main`.
+pub fn file_size_is_an_error() {
+    // SAFETY: ignoring a signal has no preconditions, and cannot fail for one that exists.
+    unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) };
+}
+
 /// Maximum number of bytes that this process may lock in memory; `None` if unlimited.
 pub fn locked_memory() -> io::Result<Option<u64>> {
     let Limit { soft, .. } = limit_of(Resource::LockedMemory)?;

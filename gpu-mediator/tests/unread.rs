@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use manual::check_unread;
+use manual::{check_scarce, check_unread};
 
 const LINES: [&str; 4] = ["--help", "--version", "man", "completions bash"];
 
@@ -12,6 +12,21 @@ fn what_the_programs_say_of_themselves_need_not_be_read() {
     check_unread(env!("CARGO_BIN_EXE_gantry-gpu"), &LINES);
     #[cfg(feature = "top")]
     check_unread(env!("CARGO_BIN_EXE_gantry-top"), &LINES);
+}
+
+#[test]
+fn a_file_too_few_or_too_large_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let at = format!("--socket {}", socket.display());
+    let arbiter = env!("CARGO_BIN_EXE_gantry-arbiter");
+    check_scarce(arbiter, "--socket /proc/none/socket", Some(&at));
+    let gpu = env!("CARGO_BIN_EXE_gantry-gpu");
+    check_scarce(
+        gpu,
+        "serve --model /proc/none/model --socket /proc/none/socket",
+        None,
+    );
 }
 
 #[cfg(feature = "top")]

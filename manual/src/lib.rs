@@ -90,6 +90,43 @@ pub fn check_unread_of<A: AsRef<std::ffi::OsStr>>(
     );
 }
 
+/// For tests: runs a program that cannot do what its arguments ask for while its log may not grow, and with a
+/// descriptor too few for other arguments. Checks that it ends with an error, not by a signal, and that it says why.
+///
+/// # Panics
+/// If a check fails.
+#[cfg(feature = "testing")]
+pub fn check_scarce(program: &str, impossible: &str, needs_files: Option<&str>) {
+    let run = |limit: &str, line: &str, log| {
+        let mut command = std::process::Command::new("sh");
+        command
+            .args([
+                "-c",
+                &format!("ulimit {limit}; exec \"$0\" \"$@\""),
+                program,
+            ])
+            .args(line.split_whitespace())
+            .stdin(std::process::Stdio::null())
+            .stderr(log);
+        let said = command.output().expect("there is a shell");
+        let is_error = said.status.code().is_some_and(|code| code != 0);
+        assert!(is_error, "{command:?}: {said:?}");
+        said
+    };
+    let name = format!("gantry-scarce-{}", std::process::id());
+    let path = std::env::temp_dir().join(name);
+    let log = std::fs::File::create(&path).expect("there is room");
+    run("-f 0", impossible, log.into());
+    std::fs::remove_file(path).expect("it is there");
+    let Some(line) = needs_files else {
+        return;
+    };
+    let said = run("-n 4", line, std::process::Stdio::piped());
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(text.contains("Too many open files"), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+}
+
 /// For tests: checks that a program's command line definition is consistent, that it accepts `lines` of arguments, and
 /// that it rejects the `wrong` ones. An empty line has no arguments.
 ///

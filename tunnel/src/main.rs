@@ -8,7 +8,11 @@ use std::{
     process::ExitCode,
 };
 
-use base::{Output, limits::Limit, paths::TUNNEL_SOCKET};
+use base::{
+    Output,
+    limits::{Limit, file_size_is_an_error},
+    paths::TUNNEL_SOCKET,
+};
 use clap::{CommandFactory, Parser};
 use gantry_tunnel::serve;
 use manual::Manual;
@@ -44,6 +48,7 @@ fn run(socket: &Path) -> io::Error {
 }
 
 fn main() -> ExitCode {
+    file_size_is_an_error();
     let Arguments { manual, socket } = Arguments::parse();
     if let Some(manual) = manual {
         return match manual.write(Arguments::command(), &mut Output::standard()) {

@@ -317,3 +317,9 @@ fn what_the_program_says_of_itself_need_not_be_read() {
     let lines = ["--help", "--version", "man", "completions bash"];
     manual::check_unread(program, &lines);
 }
+
+#[test]
+fn a_log_that_may_not_grow_does_not_end_the_program_by_a_signal() {
+    let program = env!("CARGO_BIN_EXE_gantry-tunnel");
+    manual::check_scarce(program, "--socket /proc/none/socket", None);
+}

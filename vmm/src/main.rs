@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use base::Output;
+use base::{Output, limits::file_size_is_an_error};
 use vmm::{
     api::{self, ListenError, Listener, Server},
     cli::{
@@ -82,6 +82,7 @@ fn limit_arenas() {
 fn main() -> ExitCode {
     let started = Instant::now();
     limit_arenas();
+    file_size_is_an_error();
     let cli = Cli::from_process();
     if cli.asks_for_all_help() {
         return ended(print(&help_all()).map(|()| ExitCode::SUCCESS));

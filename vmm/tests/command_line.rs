@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use manual::check_unread;
+use manual::{check_scarce, check_unread};
 
 const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
 
@@ -280,6 +280,13 @@ fn what_is_printed_need_not_be_read() {
     let waiting = Waiting::start(dir.path(), &[]);
     let socket = waiting.socket.to_str().unwrap();
     check_unread(GANTRY, &[&format!("ctl --socket {socket} metrics")]);
+}
+
+#[test]
+fn a_file_too_few_or_too_large_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = format!("--api-socket {}", dir.path().join("api").display());
+    check_scarce(GANTRY, "--api-socket /proc/none/api", Some(&line));
 }
 
 /// Runs a shell that finds the program under its name, and returns what it prints.

@@ -4,7 +4,7 @@
 
 use std::{path::PathBuf, process::ExitCode, time::Duration};
 
-use base::{Output, paths::ARBITER_SOCKET};
+use base::{Output, limits::file_size_is_an_error, paths::ARBITER_SOCKET};
 use clap::{CommandFactory, Parser, value_parser};
 use gantry_remoting::turns::pauses::LONGEST;
 use gpu_mediator::{arbiter::Arbiter, policy::Name, scheduler::LONGEST_PAUSE};
@@ -70,6 +70,7 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn main() -> ExitCode {
+    file_size_is_an_error();
     if log::set_logger(&Lines).is_ok() {
         log::set_max_level(log::LevelFilter::Info);
     }

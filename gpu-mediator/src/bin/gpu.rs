@@ -111,6 +111,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn main() -> ExitCode {
+    base::limits::file_size_is_an_error();
     let Err(error) = run(Arguments::parse()) else {
         return ExitCode::SUCCESS;
     };

@@ -288,6 +288,7 @@ fn distances(group: usize, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn main() -> ExitCode {
+    base::limits::file_size_is_an_error();
     let error = match run() {
         Ok(code) => return code,
         Err(error) => error,

@@ -194,14 +194,22 @@ impl Handshake<'_> {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 // The peer has closed its connection already, the network failed, or there is no
                 // descriptor or memory at the moment.
-                Err(_) => {
+                Err(error) => {
+                    refusals.note(
+                        "a connection",
+                        &format!("it cannot be accepted yet: {error}"),
+                    );
                     thread::sleep(ACCEPT_RETRY);
                     continue;
                 }
             };
-            let Ok(handle) = socket.try_clone() else {
-                thread::sleep(ACCEPT_RETRY);
-                continue;
+            let handle = match socket.try_clone() {
+                Ok(handle) => handle,
+                Err(error) => {
+                    refusals.note(&name, &error.to_string());
+                    thread::sleep(ACCEPT_RETRY);
+                    continue;
+                }
             };
             let Admitted {
                 number,
@@ -222,8 +230,10 @@ impl Handshake<'_> {
                 let _ = (&self.ring).write(&[0]);
             };
             let thread = thread::Builder::new().name("handshake".to_owned());
-            if thread.stack_size(STACK).spawn_scoped(scope, run).is_err() {
-                pending.leave(number);
+            if let Err(error) = thread.stack_size(STACK).spawn_scoped(scope, run) {
+                if let Some(peer) = pending.leave(number) {
+                    refusals.note(&peer.name, &format!("there is no thread: {error}"));
+                }
                 thread::sleep(ACCEPT_RETRY);
             }
         }

@@ -70,7 +70,7 @@ pub fn round_trip(one: usize, other: usize) -> io::Result<Duration> {
     let (there, back) = (Word::default(), Word::default());
     let total = ROUNDS * TRIES;
     thread::scope(|scope| {
-        let echo = scope.spawn(|| {
+        let echo = thread::Builder::new().spawn_scoped(scope, || {
             let pinned = pin(other);
             // A thread that could not be pinned answers too: the other one waits.
             for round in 1..=total {
@@ -78,7 +78,7 @@ pub fn round_trip(one: usize, other: usize) -> io::Result<Duration> {
                 back.set(round);
             }
             pinned
-        });
+        })?;
         let pinned = pin(one);
         let mut shortest = Duration::MAX;
         for attempt in 0..TRIES {
@@ -107,7 +107,7 @@ pub fn distances(
     let mut done = 0;
     thread::scope(|scope| {
         // In a thread of its own: the caller's thread is not moved.
-        let measured = scope.spawn(|| {
+        let measured = thread::Builder::new().spawn_scoped(scope, || {
             for _ in 0..PASSES {
                 for one in 0..cpus.len() {
                     for other in one + 1..cpus.len() {
@@ -120,7 +120,7 @@ pub fn distances(
                 }
             }
             Ok(table)
-        });
+        })?;
         measured
             .join()
             .unwrap_or_else(|_| Err(io::ErrorKind::Other.into()))

@@ -82,6 +82,14 @@ fn what_the_program_says_need_not_be_read() {
     manual::check_unread_of(ACCEL, words.into_iter().chain(more));
 }
 
+#[test]
+fn a_file_too_few_or_too_large_is_an_error() {
+    let socket = std::env::temp_dir().join(format!("gantry-few-{}", std::process::id()));
+    let line = format!("serve --socket {}", socket.display());
+    manual::check_scarce(ACCEL, "serve --socket /proc/none/socket", Some(&line));
+    let _ = std::fs::remove_file(socket);
+}
+
 /// What a pool says whose workers cannot open this library, until it gives up.
 fn gives_up(name: &str, library: impl FnOnce(&Path) -> PathBuf) -> String {
     let folder = std::env::temp_dir().join(format!("gantry-{name}-{}", std::process::id()));

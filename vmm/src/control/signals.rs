@@ -117,13 +117,8 @@ fn set() -> libc::sigset_t {
 }
 
 /// Blocks these signals in the calling thread and all threads that it starts, so that they neither end the VMM abruptly
-/// nor get lost: [`super::run`] receives them. A file that becomes too large for the process's limit is an error, not a
-/// signal, from now on. Call it first in `main`.
+/// nor get lost: [`super::run`] receives them. Call it first in `main`.
 pub fn block_signals() -> io::Result<()> {
-    // SAFETY: ignoring a signal has no preconditions.
-    if unsafe { libc::signal(libc::SIGXFSZ, libc::SIG_IGN) } == libc::SIG_ERR {
-        return Err(io::Error::last_os_error());
-    }
     let set = set();
     // SAFETY: the set outlives the call.
     let result =
