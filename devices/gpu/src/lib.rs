@@ -12,6 +12,7 @@
 //!   registers that are read without an exit.
 //! - [`tables`]: the guest's page tables. [`watch`]: detects which pages of them were written.
 //!   [`channels`]: the guest's channels.
+//! - [`deadline`]: how long work for the guest may hold the lock. [`counters`]: readable without it.
 //! - [`recorder`]: records the guest's accesses to a file.
 //! - [`lines`]: interrupts. [`link`]: the connection to the mediator.
 //!
@@ -20,6 +21,8 @@
 
 mod aperture;
 mod channels;
+mod counters;
+mod deadline;
 #[cfg(test)]
 mod fake_space;
 mod front;

@@ -16,14 +16,17 @@ use gpu_mediator::gpu::{
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{Error, memory::Vram};
+use super::{Error, deadline::Deadline, memory::Vram};
 
 /// Timeout for the mediator. A vCPU waits, so it must be less than the 20 s after which a Linux
 /// guest considers the vCPU dead.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Timeout for the handshake with a restarted mediator.
 const HANDSHAKE: Duration = Duration::from_secs(2);
+/// Maximum number of events that wait, apart from those that end a submission or a channel: those
+/// are limited by the number of submissions. The registers show one failed command at a time.
+const MOST_EVENTS: usize = 1024;
 /// Interval of the attempts to reconnect to a lost mediator.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -68,6 +71,28 @@ impl Inbox {
     #[cfg(test)]
     pub fn has(&self, is: impl Fn(&Event) -> bool) -> bool {
         self.events.lock_unpoisoned().iter().any(is)
+    }
+
+    /// Whether an event waits.
+    pub fn has_more(&self) -> bool {
+        !self.events.lock_unpoisoned().is_empty()
+    }
+
+    /// Adds an event of the mediator.
+    fn add(&self, event: Event) {
+        let mut events = self.events.lock_unpoisoned();
+        let is_needed = match event {
+            // One interrupt is as good as several.
+            Event::NonStall => events.back() != Some(&Event::NonStall),
+            Event::Command { .. } => true,
+            _ => {
+                events.push_back(event);
+                return;
+            }
+        };
+        if is_needed && events.len() < MOST_EVENTS {
+            events.push_back(event);
+        }
     }
 
     /// Whether the mediator is lost.
@@ -186,6 +211,13 @@ pub struct Link {
     pub sent: u64,
 }
 
+/// A question that the mediator answers when it has executed all earlier requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Question {
+    number: u32,
+    end: Deadline,
+}
+
 /// A connection to a restarted mediator.
 pub struct Again(Packets);
 
@@ -204,12 +236,16 @@ impl Receiver {
                 Ok(Event::Synced { number }) => {
                     self.inbox.synced.lock_unpoisoned().number = number;
                     self.inbox.changed.notify_all();
-                }
-                Ok(event) => {
-                    self.inbox.events.lock_unpoisoned().push_back(event);
                     self.inbox.look();
                 }
-                Err(_) => break,
+                Ok(event) => {
+                    self.inbox.add(event);
+                    self.inbox.look();
+                }
+                Err(error) => {
+                    log::warn!("gantry-gpu makes no sense: {error}");
+                    break;
+                }
             }
         }
         self.inbox.lose();
@@ -285,24 +321,40 @@ impl Link {
         }
     }
 
-    /// Waits until the mediator has executed all requests; false if it was lost or timed out.
-    pub fn sync(&mut self) -> bool {
+    /// Asks the mediator to answer when it has executed all requests.
+    pub fn ask(&mut self) -> Question {
         self.number = self.number.wrapping_add(1);
         let number = self.number;
         self.send(&Request::Sync { number });
-        let end = Instant::now() + PATIENCE;
+        let end = Deadline::after(PATIENCE);
+        Question { number, end }
+    }
+
+    /// Waits for the answer until `until`; false if it has not come. A mediator that does not
+    /// answer at all is given up as lost, and so is the question.
+    pub fn wait(&self, question: Question, until: Deadline) -> bool {
         let mut synced = self.inbox.synced.lock_unpoisoned();
-        while synced.number != number && !synced.lost {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+        // Numbers wrap around.
+        while (synced.number.wrapping_sub(question.number) as i32) < 0 && !synced.lost {
+            if question.end.is_over() {
                 drop(synced);
                 self.drop();
+                return true;
+            }
+            let left = until.left().min(question.end.left());
+            if left.is_zero() {
                 return false;
             }
             let waited = self.inbox.changed.wait_timeout(synced, left);
             synced = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
-        !synced.lost
+        true
+    }
+
+    /// Waits until the mediator has executed all requests, or is lost.
+    pub fn sync(&mut self) {
+        let question = self.ask();
+        self.wait(question, question.end);
     }
 
     /// Gives up the mediator as lost.

@@ -167,3 +167,40 @@ fn a_reset_amid_work_ends_the_work_and_whoever_starts_then_has_a_gpu() {
         guest.set_ram(PAGE as usize, 0);
     }
 }
+
+#[test]
+fn a_paused_vm_has_a_gpu_that_does_nothing_until_it_is_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = mediator(folder.path());
+    let (guest, other) = (Guest::new(&socket), Guest::new(&socket));
+    guest.works(1);
+    // It would write a word when it finds another one.
+    let at = PAGE as usize;
+    let words = [semaphore(RAM_VA + PAGE, 7, 1), semaphore(RAM_VA, 2, 2)];
+    guest.submit_from_ram(2, &words.concat());
+    guest.front.hold(true);
+    guest.set_ram(at, 7);
+    // What is submitted meanwhile waits, too. Others have the GPU.
+    guest.prepare(RAM_VA + 4, 3);
+    guest.doorbell(guest.put.get());
+    for word in 1..20 {
+        other.works(word);
+    }
+    assert_eq!((guest.ram(0), guest.ram(4)), (1, 0));
+    // A mediator that comes back learns of the pause.
+    guest.front.hold(false);
+    wait("the word", || guest.ram(0) == 2);
+    wait("the word", || guest.ram(4) == 3);
+    guest.front.hold(true);
+    guest.front.cut();
+    wait("the mediator", || guest.counter("reconnections") == 1);
+    guest.channel();
+    guest.release(RAM_VA, 4);
+    for word in 20..40 {
+        other.works(word);
+    }
+    assert_eq!(guest.ram(0), 2);
+    guest.front.hold(false);
+    guest.channel();
+    guest.works(5);
+}
