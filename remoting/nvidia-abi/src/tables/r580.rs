@@ -117,6 +117,7 @@ pub const CONTROLS: &[Block] = &[
     plain(0x2080_1322, 2056),
     plain(0x2080_1357, 4),
     plain(0x2080_1701, 16),
+    plain(0x2080_1702, 4),
     plain(0x2080_1801, 16),
     block(0x2080_1802, 16, &[list(8, 0, 8, 256)]),
     plain(0x2080_1803, 200),
