@@ -314,12 +314,18 @@ pub unsafe extern "C" fn mmap(
         }
     }
     // SAFETY: the caller's.
-    let mapped = unsafe { memory::map(at, length, protection, flags, file, offset) };
-    let may_replace = mapped != libc::MAP_FAILED && flags & libc::MAP_FIXED != 0;
-    if may_replace && managed::is_among(mapped as usize, length) {
-        program().replaced(mapped as usize, length);
+    let map = || unsafe { memory::map(at, length, protection, flags, file, offset) };
+    if flags & libc::MAP_FIXED == 0 {
+        return map();
     }
-    mapped
+    let mapped = managed::replacing(at as usize, length, || match map() {
+        libc::MAP_FAILED => Err(io::Error::last_os_error()),
+        mapped => Ok(mapped),
+    });
+    mapped.unwrap_or_else(|error| {
+        answer(Err(error));
+        libc::MAP_FAILED
+    })
 }
 
 /// Replaces `munmap`.
@@ -329,7 +335,8 @@ pub unsafe extern "C" fn mmap(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn munmap(at: *mut c_void, length: usize) -> c_int {
     // SAFETY: the caller's.
-    answer(unsafe { managed::unmap(at as usize, length) }.map(|()| 0))
+    let unmap = || unsafe { memory::unmap(at, length) };
+    answer(managed::replacing(at as usize, length, unmap).map(|()| 0))
 }
 
 /// Replaces `mmap64`.

@@ -5,6 +5,7 @@
 //! was received or inherited is shown to the worker, which knows its own.
 
 use std::{
+    cell::Cell,
     io,
     mem::size_of,
     os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd},
@@ -23,7 +24,7 @@ use base::fork::Mark;
 
 use crate::{
     connection::Connection,
-    managed::{self, Ranges},
+    managed,
     pinned::{Inherited, Pinned},
 };
 
@@ -71,6 +72,16 @@ pub fn in_use() -> bool {
     IN_USE.load(Ordering::Relaxed)
 }
 
+thread_local! {
+    /// Whether this thread has the program.
+    static HAS_PROGRAM: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Whether this thread has the program, and must not wait for it.
+pub fn has_program() -> bool {
+    HAS_PROGRAM.get()
+}
+
 /// The program, for this thread alone.
 pub struct Locked(MutexGuard<'static, Option<Program>>);
 
@@ -90,6 +101,12 @@ impl std::ops::DerefMut for Locked {
     }
 }
 
+impl Drop for Locked {
+    fn drop(&mut self) {
+        HAS_PROGRAM.set(false);
+    }
+}
+
 /// Waits for the program.
 pub fn program() -> Locked {
     static FORKS: Once = Once::new();
@@ -98,6 +115,7 @@ pub fn program() -> Locked {
         libc::pthread_atfork(Some(before_fork), Some(after_fork), Some(in_child));
     });
     let mut program = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
+    HAS_PROGRAM.set(true);
     let known = program.get_or_insert_default();
     if !OWN.is_own() {
         known.forked();
@@ -109,11 +127,10 @@ pub fn program() -> Locked {
     Locked(program)
 }
 
-/// The locks of a thread that forks, and of what memory the child gets a copy. The child has the locks' memory, but not
-/// the thread that would unlock them.
+/// The lock of a thread that forks, and of what memory the child gets a copy. The child has the lock's memory, but not
+/// the thread that would unlock it.
 struct Forking {
     inherited: Vec<Inherited>,
-    managed: MutexGuard<'static, Ranges>,
     _program: MutexGuard<'static, Option<Program>>,
 }
 
@@ -126,11 +143,11 @@ static HELD: Held = Held(std::cell::UnsafeCell::new(None));
 
 extern "C" fn before_fork() {
     let program = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
+    HAS_PROGRAM.set(true);
     let pinned = program.iter().flat_map(|program| &program.pinned);
     let inherited = pinned.flat_map(Pinned::inherited).collect();
     let forking = Forking {
         inherited,
-        managed: managed::lock(),
         _program: program,
     };
     // SAFETY: this thread has the lock.
@@ -142,12 +159,13 @@ extern "C" fn after_fork() {
     let forking = unsafe { (*HELD.0.get()).take() };
     // The next thread that forks finds nothing.
     drop(forking);
+    HAS_PROGRAM.set(false);
 }
 
 extern "C" fn in_child() {
     // SAFETY: as in `after_fork`, which follows.
     if let Some(forking) = unsafe { &mut *HELD.0.get() } {
-        forking.managed.clear();
+        managed::clear();
         forking.inherited.iter().for_each(Inherited::copy);
     }
     after_fork();
@@ -173,7 +191,7 @@ impl Program {
         self.inherited
             .extend(self.files.drain(..).map(|file| file.cookie));
         self.pinned.clear();
-        managed::lock().clear();
+        managed::clear();
     }
 
     /// The connection to the worker. The first time that there is none, a line says so.
@@ -210,7 +228,7 @@ impl Program {
         self.files.clear();
         self.foreign.clear();
         // The next worker has other files by the same numbers.
-        managed::lock().clear();
+        managed::clear();
     }
 
     /// Whether a descriptor of this process is a device file.

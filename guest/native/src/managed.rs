@@ -4,15 +4,15 @@
 use std::{
     io,
     ops::Range,
-    sync::{
-        Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicUsize, Ordering},
-    },
+    sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering},
 };
 
 use nvidia_abi::wire::{Operation, Request};
 
-use crate::{files::Program, memory, pinned};
+use crate::{
+    files::{self, Program},
+    pinned,
+};
 
 const PAGE: usize = 4096;
 /// The command that frees a range of addresses.
@@ -20,47 +20,50 @@ const FREE: u32 = 0x22;
 /// The most ranges.
 const MOST: usize = 4096;
 
-/// A range of managed memory.
-#[derive(Clone, Copy)]
+/// A range of managed memory, or room for one.
 struct Managed {
-    start: usize,
-    /// Whole pages.
-    length: usize,
+    start: AtomicUsize,
+    /// Its end: the start and whole pages. 0: room.
+    end: AtomicUsize,
     /// Where it is in the slice.
-    offset: u64,
+    offset: AtomicU64,
     /// The number of the file of unified memory.
-    file: u32,
+    file: AtomicU32,
 }
 
-/// All ranges, in no order. Nothing is allocated while they are locked, as an allocator may unmap memory.
-pub struct Ranges {
-    all: [Option<Managed>; MOST],
-}
-
-static RANGES: Mutex<Ranges> = Mutex::new(Ranges { all: [None; MOST] });
-/// How many there are, for programs that have none.
-static COUNT: AtomicUsize = AtomicUsize::new(0);
-
-/// Waits for the ranges: no other thread has them while a process forks.
-pub fn lock() -> MutexGuard<'static, Ranges> {
-    RANGES.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-impl Ranges {
-    /// This is another process, which inherits none.
-    pub fn clear(&mut self) {
-        if COUNT.swap(0, Ordering::Relaxed) > 0 {
-            self.all.fill(None);
-        }
+/// All ranges, in no order. They change under the program's lock only. Looking for one takes no lock: whoever unmaps
+/// other memory may have an allocator's lock, or be a thread that forks, and has nothing to wait for.
+static RANGES: [Managed; MOST] = [const {
+    Managed {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        offset: AtomicU64::new(0),
+        file: AtomicU32::new(0),
     }
+}; MOST];
+/// From this one on there is room only.
+static USED: AtomicUsize = AtomicUsize::new(0);
 
-    fn find(&self, replaced: &Range<usize>) -> Option<usize> {
-        let is_within = |known: &Option<Managed>| {
-            known.is_some_and(|known| {
-                known.start < replaced.end && known.start + known.length > replaced.start
-            })
-        };
-        self.all.iter().position(is_within)
+impl Managed {
+    /// The addresses. Empty: room.
+    fn addresses(&self) -> Range<usize> {
+        let end = self.end.load(Ordering::Acquire);
+        self.start.load(Ordering::Relaxed)..end
+    }
+}
+
+/// A range that has some of these addresses, which are those of a mapping.
+fn find(replaced: &Range<usize>) -> Option<&'static Managed> {
+    RANGES[..USED.load(Ordering::Acquire)].iter().find(|known| {
+        let known = known.addresses();
+        known.start < replaced.end && known.end > replaced.start
+    })
+}
+
+/// There are no ranges any longer. This thread has the program's lock.
+pub fn clear() {
+    for range in &RANGES[..USED.swap(0, Ordering::Relaxed)] {
+        range.end.store(0, Ordering::Relaxed);
     }
 }
 
@@ -71,7 +74,7 @@ fn pages(start: usize, length: usize) -> Range<usize> {
 
 /// Whether managed memory is among these bytes.
 pub fn is_among(start: usize, length: usize) -> bool {
-    COUNT.load(Ordering::Relaxed) > 0 && lock().find(&pages(start, length)).is_some()
+    find(&pages(start, length)).is_some()
 }
 
 impl Program {
@@ -84,22 +87,19 @@ impl Program {
         file: u32,
     ) -> io::Result<()> {
         let Range { start, end } = pages(start, length);
-        let length = end - start;
         // SAFETY: the caller's new mapping.
-        let result = unsafe { libc::madvise(start as *mut _, length, libc::MADV_DONTFORK) };
+        let result = unsafe { libc::madvise(start as *mut _, end - start, libc::MADV_DONTFORK) };
         if result < 0 {
             return Err(io::Error::last_os_error());
         }
-        let mut ranges = lock();
-        let slot = ranges.all.iter_mut().find(|slot| slot.is_none());
-        let slot = slot.ok_or(io::ErrorKind::OutOfMemory)?;
-        *slot = Some(Managed {
-            start,
-            length,
-            offset,
-            file,
-        });
-        COUNT.fetch_add(1, Ordering::Relaxed);
+        let is_room = |range: &Managed| range.end.load(Ordering::Relaxed) == 0;
+        let at = RANGES.iter().position(is_room);
+        let at = at.ok_or(io::ErrorKind::OutOfMemory)?;
+        RANGES[at].start.store(start, Ordering::Relaxed);
+        RANGES[at].offset.store(offset, Ordering::Relaxed);
+        RANGES[at].file.store(file, Ordering::Relaxed);
+        RANGES[at].end.store(end, Ordering::Release);
+        USED.fetch_max(at + 1, Ordering::Release);
         Ok(())
     }
 
@@ -107,24 +107,19 @@ impl Program {
     pub fn replaced(&mut self, start: usize, length: usize) {
         let mut replaced = pages(start, length);
         while !replaced.is_empty() {
-            let ranges = lock();
-            let Some(at) = ranges.find(&replaced) else {
+            let Some(known) = find(&replaced) else {
                 return;
             };
-            let known = ranges.all[at];
-            drop(ranges);
-            // It was found there, and this thread has the program's lock, under which it is taken out.
-            let Some(known) = known else { return };
-            let end = known.start + known.length;
-            let is_whole = replaced.start <= known.start && end <= replaced.end;
-            if is_whole || !pinned::is_mapped(known.start, known.length, known.offset) {
-                lock().all[at] = None;
-                COUNT.fetch_sub(1, Ordering::Relaxed);
-                self.free_range(known.file, known.start, known.length);
+            let Range { start, end } = known.addresses();
+            let length = end - start;
+            let is_whole = replaced.start <= start && end <= replaced.end;
+            if is_whole || !pinned::is_mapped(start, length, known.offset.load(Ordering::Relaxed)) {
+                known.end.store(0, Ordering::Relaxed);
+                self.free_range(known.file.load(Ordering::Relaxed), start, length);
             } else {
                 // A part of it is left. What was replaced before and behind it is looked at by itself.
-                if replaced.start < known.start {
-                    self.replaced(replaced.start, known.start - replaced.start);
+                if replaced.start < start {
+                    self.replaced(replaced.start, start - replaced.start);
                 }
                 replaced.start = end;
             }
@@ -150,15 +145,19 @@ impl Program {
     }
 }
 
-/// Unmaps as the kernel does, and tells the worker what that frees.
-///
-/// # Safety
-/// As for `munmap`.
-pub unsafe fn unmap(start: usize, length: usize) -> io::Result<()> {
-    // SAFETY: the caller's.
-    unsafe { memory::unmap(start as *mut _, length)? };
-    if is_among(start, length) {
-        crate::files::program().replaced(start, length);
+/// Replaces what these bytes are, and tells the worker what that frees. No other thread maps managed memory between
+/// the two: a range that it maps at the same address is not the one that was replaced.
+pub fn replacing<T>(
+    start: usize,
+    length: usize,
+    replace: impl FnOnce() -> io::Result<T>,
+) -> io::Result<T> {
+    // A thread that has the program already is about to fork, or frees memory of its own.
+    if !is_among(start, length) || files::has_program() {
+        return replace();
     }
-    Ok(())
+    let mut program = files::program();
+    let replaced = replace()?;
+    program.replaced(start, length);
+    Ok(replaced)
 }

@@ -361,7 +361,7 @@ impl Program {
             // Of what may not be read there is no copy, and the pages of the slice may be written.
             if found.protection != libc::PROT_READ | libc::PROT_WRITE {
                 return Err(refused(
-                    "a part of it may not be read and written, or is code",
+                    "a part of it is not readable and writable, or is executable",
                 ));
             }
             let is_private = !found.is_shared

@@ -570,27 +570,40 @@ fn unmap(at: usize, length: usize) {
     assert_eq!(unsafe { libc::munmap(at as *mut _, length) }, 0);
 }
 
+/// Registers an address space with a file of unified memory.
+fn register(opened: &Opened, uvm: i32) {
+    const SPACE: u32 = 0x5c00_0010;
+    assert_eq!(opened.allocate(DEVICE, SPACE, 0x90f1, &mut [0; 56]), 0);
+    let mut block = [0; 32];
+    for (at, value) in [
+        (16, opened.control.cast_unsigned()),
+        (20, opened.client),
+        (24, SPACE),
+    ] {
+        put(&mut block, at, value);
+    }
+    call(uvm, 0x19, &mut block).expect("the call is made");
+    assert_eq!(word(&block, 28), 0);
+}
+
+/// Gives a preferred location to a range. Answers the status.
+fn advise(uvm: i32, base: usize, length: usize) -> u32 {
+    let mut advice = [0; 40];
+    put_long(&mut advice, 0, base as u64);
+    put_long(&mut advice, 8, length as u64);
+    call(uvm, 0x2a, &mut advice).expect("the call is made");
+    word(&advice, 36)
+}
+
 #[test]
 fn managed_memory_is_freed_when_its_mapping_is_gone() {
     const LENGTH: usize = 1 << 20;
-    const SPACE: u32 = 0x5c00_0010;
     let Some(device) = with_program("managed_memory_is_freed_when_its_mapping_is_gone") else {
         let opened = Opened::new();
         let uvm = open("/dev/nvidia-uvm").expect("it opens");
         let early = managed(uvm, LENGTH).expect_err("no GPU is registered");
         assert_eq!(early.raw_os_error(), Some(libc::ENOMEM));
-        assert_eq!(opened.allocate(DEVICE, SPACE, 0x90f1, &mut [0; 56]), 0);
-        let mut block = [0; 32];
-        for (at, value) in [
-            (16, opened.control.cast_unsigned()),
-            (20, opened.client),
-            (24, SPACE),
-        ] {
-            put(&mut block, at, value);
-        }
-        call(uvm, 0x19, &mut block).expect("the call is made");
-        assert_eq!(word(&block, 28), 0);
-
+        register(&opened, uvm);
         let private = map_at(MANAGED, LENGTH, libc::MAP_PRIVATE, uvm);
         assert_eq!(
             private.expect_err("as the driver").raw_os_error(),
@@ -603,12 +616,8 @@ fn managed_memory_is_freed_when_its_mapping_is_gone() {
             memory.write_volatile(7);
         }
         // A preferred location of all of it, and of what is no managed memory.
-        for (base, status) in [(MANAGED, 0), (MANAGED + LENGTH, 0)] {
-            let mut advice = [0; 40];
-            put_long(&mut advice, 0, base as u64);
-            put_long(&mut advice, 8, LENGTH as u64);
-            call(uvm, 0x2a, &mut advice).expect("the call is made");
-            assert_eq!(word(&advice, 36), status);
+        for base in [MANAGED, MANAGED + LENGTH] {
+            assert_eq!(advise(uvm, base, LENGTH), 0);
         }
         // SAFETY: the child looks whether the memory is there, and ends.
         unsafe {
@@ -651,4 +660,90 @@ fn managed_memory_is_freed_when_its_mapping_is_gone() {
     expected.extend([create, free].repeat(100));
     expected.extend([create, free, create]);
     assert!(of_program.copied().eq(expected), "{:x?}", state.ranges);
+}
+
+#[test]
+fn a_fork_handler_unmaps_while_there_is_managed_memory() {
+    use std::sync::{LazyLock, Mutex, mpsc};
+
+    const LENGTH: usize = 1 << 16;
+    /// What a thread unmaps for the handler: it is asked for it, and says that it has done so.
+    type Unmapping = (mpsc::Sender<()>, mpsc::Receiver<()>);
+    static OTHER: LazyLock<Mutex<Unmapping>> = LazyLock::new(|| {
+        let (asked, to_do) = mpsc::channel();
+        let (did, done) = mpsc::channel();
+        thread::spawn(move || {
+            for () in to_do {
+                unmap_new();
+                did.send(()).expect("it is waited for");
+            }
+        });
+        Mutex::new((asked, done))
+    });
+    fn unmap_new() {
+        let memory = mmap(-1, 4096, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 0);
+        unmap(memory.expect("there is memory") as usize, 4096);
+    }
+    extern "C" fn before_fork() {
+        unmap_new();
+        let (ask, done) = &*OTHER.lock().expect("nothing has panicked");
+        ask.send(()).expect("it lives");
+        done.recv().expect("it lives");
+        unmap(MANAGED, LENGTH);
+    }
+    let Some(_) = with_program("a_fork_handler_unmaps_while_there_is_managed_memory") else {
+        LazyLock::force(&OTHER);
+        // SAFETY: the handler is valid for ever. It was registered before those of the library, and runs after them.
+        // A program that hangs is killed.
+        unsafe {
+            assert_eq!(libc::pthread_atfork(Some(before_fork), None, None), 0);
+            libc::alarm(300);
+        }
+        let opened = Opened::new();
+        let uvm = open("/dev/nvidia-uvm").expect("it opens");
+        register(&opened, uvm);
+        managed(uvm, LENGTH).expect("it maps");
+        // SAFETY: the child ends.
+        unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                libc::_exit(0);
+            }
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &mut status, 0), child);
+            assert_eq!(status, 0);
+        }
+        managed(uvm, LENGTH).expect("there is room again");
+        return;
+    };
+}
+
+#[test]
+fn memory_that_is_managed_anew_while_it_is_unmapped_stays() {
+    const LENGTH: usize = 1 << 16;
+    let Some(device) = with_program("memory_that_is_managed_anew_while_it_is_unmapped_stays")
+    else {
+        let opened = Opened::new();
+        let uvm = open("/dev/nvidia-uvm").expect("it opens");
+        register(&opened, uvm);
+        for _ in 0..300 {
+            let memory = managed(uvm, LENGTH).expect("it maps") as usize;
+            thread::scope(|scope| {
+                scope.spawn(|| unmap(MANAGED, LENGTH));
+                let mut there = [0; LENGTH / 4096];
+                // SAFETY: the call writes the array.
+                while unsafe { libc::mincore(memory as *mut _, LENGTH, there.as_mut_ptr()) } == 0 {}
+                managed(uvm, LENGTH).expect("there is room again");
+            });
+            assert_eq!(advise(uvm, MANAGED, LENGTH), 0);
+            unmap(MANAGED, LENGTH);
+        }
+        return;
+    };
+    let state = device.0.lock().expect("no call has panicked");
+    let mut ranges = state.ranges.iter();
+    assert!(
+        ranges.all(|(command, _)| *command != 0x2a),
+        "the range was freed: the driver is advised"
+    );
 }
