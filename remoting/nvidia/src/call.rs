@@ -187,15 +187,15 @@ impl Session {
         if class == SYSTEM {
             return self.make_system(made, bytes);
         }
-        if class == ADDRESS_SPACE {
-            self.slice().touch_ahead();
-        }
         let is_root = ROOTS.contains(&class);
         if is_root && (made.file.node != Node::Control || made.file.left().shows_device()) {
             return Err(Denied::Status(status::INVALID_ARGUMENT));
         }
         let result = self.issue(made, bytes)?;
         if Self::is_done(made, result, bytes) {
+            if class == ADDRESS_SPACE {
+                self.slice().touch_ahead();
+            }
             let handle = word(bytes, 8);
             let block = made.call.inner_block().filter(|_| class == VIDEO);
             let size = block.map_or(0, |block| long(bytes, block.start + 64));

@@ -12,6 +12,7 @@ use crate::{
     files::OpenFile,
     objects::{Object, Pages},
     session::{Session, errno},
+    slice::Holder,
 };
 
 /// Command words of calls that the worker makes by itself.
@@ -33,26 +34,21 @@ impl Session {
         let length = last
             .checked_add(1)
             .filter(|_| DESCRIPTOR_FLAGS.contains(&flags) && offset.is_multiple_of(PAGE));
-        let address = length.and_then(|length| self.slice().address(offset, length));
-        let (Some(length), Some(address)) = (length, address) else {
-            return Err(Denied::Status(status::INVALID_ARGUMENT));
-        };
         self.check_room(client)?;
-        put(bytes, 24, (address as u64).to_le_bytes());
+        // They stay taken while the driver has them, even if the program returns them.
+        let pages = length.and_then(|length| Pages::of(self.slice(), offset, length));
+        let pages = pages.ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
+        let address = pages.slice.address(offset, pages.length);
+        let address = address.map_or(0, |address| address as u64);
+        put(bytes, 24, address.to_le_bytes());
         let result = self.issue(made, bytes);
         put(bytes, 24, offset.to_le_bytes());
-        let result = result?;
-        if result == 0 && word(bytes, 40) == status::OK {
-            let slice = self.slice().clone();
-            let pages = Pages {
-                slice,
-                offset,
-                length,
-                is_ours: false,
-            };
+        if matches!(result, Ok(0)) && word(bytes, 40) == status::OK {
             self.note_memory(client, word(bytes, 8), parent, DESCRIPTOR, Some(pages));
+        } else {
+            pages.release();
         }
-        Ok(result)
+        result
     }
 
     /// System memory of the driver: pages of the slice.
@@ -116,13 +112,12 @@ impl Session {
 
     /// Takes zeroed pages of the slice.
     pub fn take(&self, length: u64) -> Result<Pages, Denied> {
-        let offset = self.slice().take(length);
+        let offset = self.slice().take(length, Holder::Object);
         let offset = offset.ok_or(Denied::Status(status::NO_MEMORY))?;
         Ok(Pages {
             slice: self.slice().clone(),
             offset,
             length,
-            is_ours: true,
         })
     }
 

@@ -51,7 +51,7 @@ impl Session {
         Ok(result)
     }
 
-    /// Duplicates an object of an own client, or video memory that a program of the same user shares.
+    /// Duplicates an object of an own client, or memory of a GPU that a program of the same user shares.
     pub fn duplicate(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let [client, parent, _, source_client, source] =
             [0, 4, 8, 12, 16].map(|at| word(bytes, at));
@@ -71,23 +71,27 @@ impl Session {
         }
         // Pages of the slice do not take its place any longer.
         object.is_fresh = false;
+        // Those that are behind it are taken until the duplicate is gone, too.
+        let pages = object.pages.as_ref().and_then(Pages::share);
         drop(objects);
-        let result = self.issue(made, bytes)?;
-        if Self::is_done(made, result, bytes) {
-            // Pages of the slice stay with the source: a duplicate is not mapped by a program.
+        let result = self.issue(made, bytes);
+        let is_done = matches!(&result, Ok(result) if Self::is_done(made, *result, bytes));
+        if is_done {
             let duplicate = Object {
                 parent,
                 class,
                 size,
                 is_fresh: false,
                 is_shared: false,
-                pages: None,
+                pages,
             };
             let mut objects = self.worker().objects.lock_unpoisoned();
             let gone = objects.add(client, word(bytes, 8), duplicate);
             drop(objects);
             gone.into_iter().for_each(Pages::release);
+        } else if let Some(pages) = pages {
+            pages.release();
         }
-        Ok(result)
+        result
     }
 }

@@ -2,14 +2,14 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::slice::Slice;
+use crate::slice::{Holder, Slice};
 
 /// The most objects of a client.
 const MOST_OBJECTS: usize = 1 << 16;
 /// The most clients of all programs.
 const MOST_CLIENTS: usize = 1 << 12;
 
-/// Pages of a slice behind an object.
+/// Pages of a slice behind an object or a range of addresses. Their piece is taken until they are released.
 #[derive(Clone)]
 pub struct Pages {
     /// The slice.
@@ -18,16 +18,27 @@ pub struct Pages {
     pub offset: u64,
     /// How many bytes.
     pub length: u64,
-    /// Whether the worker took them, and gives them back when the object is gone.
-    pub is_ours: bool,
 }
 
 impl Pages {
+    /// Pages of a piece that somebody has taken. `None`: it is none.
+    pub fn of(slice: &Arc<Slice>, offset: u64, length: u64) -> Option<Self> {
+        slice.share(offset, length)?;
+        Some(Self {
+            slice: slice.clone(),
+            offset,
+            length,
+        })
+    }
+
+    /// The same pages behind another object.
+    pub fn share(&self) -> Option<Self> {
+        Self::of(&self.slice, self.offset, self.length)
+    }
+
     /// The driver does not use them any longer.
     pub fn release(self) {
-        if self.is_ours {
-            self.slice.give(self.offset);
-        }
+        self.slice.give(self.offset, Holder::Object);
     }
 }
 
@@ -126,10 +137,11 @@ impl Objects {
         self.clients.insert(handle, client);
     }
 
-    /// A new object. One that had the same handle is gone.
+    /// A new object. One that had the same handle is gone. Answers what pages are not behind an object any longer.
     pub fn add(&mut self, client: u32, handle: u32, object: Object) -> Vec<Pages> {
         let Some(known) = self.clients.get(&client) else {
-            return Vec::new();
+            // It is gone with its client.
+            return object.pages.into_iter().collect();
         };
         // Looking for what an object contained takes as long as there are objects.
         let is_known = known.objects.contains_key(&handle);
@@ -226,12 +238,11 @@ mod tests {
         let mut objects = Objects::default();
         objects.add_client(1, 7, 0);
         objects.add_client(2, 8, 0);
-        let offset = slice.take(1 << 20).expect("there is room");
+        let offset = slice.take(1 << 20, Holder::Object).expect("there is room");
         let pages = Pages {
             slice: slice.clone(),
             offset,
             length: 1 << 20,
-            is_ours: true,
         };
         objects.add(
             1,
@@ -244,6 +255,6 @@ mod tests {
         let gone = objects.remove_file(7);
         assert!(objects.client(1).is_none() && objects.client(2).is_some());
         gone.into_iter().for_each(Pages::release);
-        assert_eq!(slice.take(1 << 20), Some(0));
+        assert_eq!(slice.take(1 << 20, Holder::Object), Some(0));
     }
 }

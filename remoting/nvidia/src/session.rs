@@ -25,7 +25,7 @@ use crate::{
     device::Node,
     files::{OpenFile, View},
     server::Worker,
-    slice::Slice,
+    slice::{Holder, Slice},
 };
 
 /// The most files of a program.
@@ -224,12 +224,15 @@ impl Session {
             }
             Operation::Pages => {
                 bytes.clear();
-                let offset = self.slice.take(request.a).ok_or(libc::ENOMEM)?;
+                let offset = self
+                    .slice
+                    .take(request.a, Holder::Program)
+                    .ok_or(libc::ENOMEM)?;
                 Ok(words(offset, 0))
             }
             Operation::Return => {
                 bytes.clear();
-                self.slice.give(request.a);
+                self.slice.give(request.a, Holder::Program);
                 Ok(Reply::default())
             }
         }

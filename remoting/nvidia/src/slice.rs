@@ -6,7 +6,7 @@ use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, Ordering},
     },
     thread,
@@ -28,12 +28,29 @@ const AHEAD: u64 = 80 << 20;
 /// How many threads touch pages ahead.
 const TOUCHING: u64 = 2;
 
+/// Who has a piece.
+#[derive(Clone, Copy, Debug)]
+pub enum Holder {
+    /// The program, until it returns the piece.
+    Program,
+    /// An object of the driver, or a range of addresses.
+    Object,
+}
+
+/// A piece in use: the driver may still have pages pinned that the program has returned.
+struct Piece {
+    length: u64,
+    is_programs: bool,
+    /// How many objects and ranges have it.
+    objects: u64,
+}
+
 /// A program's slice. Memory is committed as it is touched.
 pub struct Slice {
     file: File,
     mapping: Mapping,
-    /// Lengths of pieces in use, by their offset.
-    pieces: Mutex<BTreeMap<u64, u64>>,
+    /// Pieces in use, by their offset.
+    pieces: Mutex<BTreeMap<u64, Piece>>,
     /// Where to go on touching pages ahead. 0: that has not begun.
     ahead: AtomicU64,
 }
@@ -58,23 +75,35 @@ impl Slice {
     }
 
     /// Takes a zeroed piece. `None`: there is no room, or `length` is 0.
-    pub fn take(&self, length: u64) -> Option<u64> {
+    pub fn take(&self, length: u64, holder: Holder) -> Option<u64> {
         let length = length.checked_next_multiple_of(UNIT)?;
         let alignment = if length < LARGE { UNIT } else { LARGE };
         let mut pieces = self.pieces.lock_unpoisoned();
         let mut start = 0u64;
-        for (&offset, &taken) in pieces.iter() {
+        for (&offset, piece) in pieces.iter() {
             if offset.checked_sub(start).is_some_and(|room| room >= length) {
                 break;
             }
             // Cannot overflow: pieces lie in the file.
-            start = (offset + taken).next_multiple_of(alignment);
+            start = (offset + piece.length).next_multiple_of(alignment);
         }
         if length == 0 || start.checked_add(length)? > self.length() {
             return None;
         }
-        pieces.insert(start, length);
+        let piece = Piece {
+            length,
+            is_programs: matches!(holder, Holder::Program),
+            objects: matches!(holder, Holder::Object).into(),
+        };
+        pieces.insert(start, piece);
         Some(start)
+    }
+
+    /// Notes that another object has the piece that a range lies in. `None`: it lies in none.
+    pub fn share(&self, offset: u64, length: u64) -> Option<()> {
+        let mut pieces = self.pieces.lock_unpoisoned();
+        holding(&mut pieces, offset, length)?.1.objects += 1;
+        Some(())
     }
 
     /// Commits the first pages, by threads of their own, if nobody has begun to. The driver pins pages that are there in
@@ -87,51 +116,74 @@ impl Slice {
             return;
         }
         for number in 0..TOUCHING {
-            let slice = self.clone();
-            let touch = move || slice.touch(number * LARGE);
+            let slice = Arc::downgrade(self);
+            let touch = move || touch(&slice, number * LARGE);
             // Without them pages are committed as they are pinned.
             let _ = thread::Builder::new().name("pages".into()).spawn(touch);
         }
     }
 
-    fn touch(&self, mut offset: u64) {
+    /// Commits the pages at `offset`. Answers where to go on, if that is ahead.
+    fn touch(&self, offset: u64) -> Option<u64> {
         let end = AHEAD.min(self.length());
-        while offset < end {
-            // Both lie in the mapping.
-            let (start, length) = (offset as usize, (end - offset).min(LARGE) as usize);
-            let start = self.mapping.start().wrapping_add(start);
-            // SAFETY: these pages of the mapping become present, with the contents that a read would see.
-            if unsafe { libc::madvise(start.cast(), length, libc::MADV_POPULATE_WRITE) } < 0 {
-                return;
-            }
-            offset = self.ahead.fetch_add(LARGE, Ordering::Relaxed);
-        }
+        let length = end.checked_sub(offset)?.min(LARGE) as usize;
+        // Both lie in the mapping.
+        let start = self.mapping.start().wrapping_add(offset as usize);
+        // SAFETY: these pages of the mapping become present, with the contents that a read would see.
+        let touched = unsafe { libc::madvise(start.cast(), length, libc::MADV_POPULATE_WRITE) };
+        (touched == 0).then(|| self.ahead.fetch_add(LARGE, Ordering::Relaxed))
     }
 
-    /// Gives a piece back. Its contents are gone.
-    pub fn give(&self, offset: u64) {
+    /// Gives up what lies at `offset`. The contents of a piece that nobody has any longer are gone.
+    pub fn give(&self, offset: u64, holder: Holder) {
         let mut pieces = self.pieces.lock_unpoisoned();
-        let Some(length) = pieces.remove(&offset) else {
+        let Some((start, piece)) = holding(&mut pieces, offset, 1) else {
             return;
         };
+        match holder {
+            Holder::Program => piece.is_programs = false,
+            Holder::Object => piece.objects = piece.objects.saturating_sub(1),
+        }
+        if piece.is_programs || piece.objects > 0 {
+            return;
+        }
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+        let (at, length) = (start as i64, piece.length as i64);
         // SAFETY: a call without pointers. Both numbers are less than the length of the file, a positive off_t.
-        let result =
-            unsafe { libc::fallocate(self.file.as_raw_fd(), mode, offset as i64, length as i64) };
+        let result = unsafe { libc::fallocate(self.file.as_raw_fd(), mode, at, length) };
         if result < 0 {
             // Its next user would see old contents: it stays taken.
-            pieces.insert(offset, length);
+            piece.objects = 1;
+        } else {
+            pieces.remove(&start);
         }
     }
 
     /// The address of a range that lies in one piece.
     pub fn address(&self, offset: u64, length: u64) -> Option<*mut u8> {
-        let end = offset.checked_add(length)?;
-        let pieces = self.pieces.lock_unpoisoned();
-        let (start, taken) = pieces.range(..=offset).next_back()?;
+        let mut pieces = self.pieces.lock_unpoisoned();
         // The piece lies in the mapping.
-        (length > 0 && end <= start + taken)
-            .then(|| self.mapping.start().wrapping_add(offset as usize))
+        holding(&mut pieces, offset, length)
+            .map(|_| self.mapping.start().wrapping_add(offset as usize))
+    }
+}
+
+/// The piece that a range lies in, and where the piece begins.
+fn holding(
+    pieces: &mut BTreeMap<u64, Piece>,
+    offset: u64,
+    length: u64,
+) -> Option<(u64, &mut Piece)> {
+    let end = offset.checked_add(length)?;
+    let (start, piece) = pieces.range_mut(..=offset).next_back()?;
+    // Cannot overflow: pieces lie in the file.
+    (length > 0 && end <= start + piece.length).then_some((*start, piece))
+}
+
+/// Commits pages from `offset` on, as long as somebody has the slice.
+fn touch(slice: &Weak<Slice>, mut offset: u64) {
+    while let Some(next) = slice.upgrade().and_then(|slice| slice.touch(offset)) {
+        offset = next;
     }
 }
 
@@ -152,28 +204,41 @@ mod tests {
     #[test]
     fn pieces_lie_side_by_side_and_large_ones_are_aligned() {
         let slice = slice();
-        assert_eq!(slice.take(1), Some(0));
-        assert_eq!(slice.take(UNIT + 1), Some(UNIT));
-        assert_eq!(slice.take(LARGE), Some(LARGE));
-        assert_eq!(slice.take(UNIT), Some(3 * UNIT), "before the large one");
-        slice.give(UNIT);
-        assert_eq!(slice.take(2 * UNIT), Some(UNIT), "in the gap");
+        assert_eq!(slice.take(1, Holder::Object), Some(0));
+        assert_eq!(slice.take(UNIT + 1, Holder::Object), Some(UNIT));
+        assert_eq!(slice.take(LARGE, Holder::Object), Some(LARGE));
+        assert_eq!(
+            slice.take(UNIT, Holder::Object),
+            Some(3 * UNIT),
+            "before the large one"
+        );
+        slice.give(UNIT, Holder::Object);
+        assert_eq!(
+            slice.take(2 * UNIT, Holder::Object),
+            Some(UNIT),
+            "in the gap"
+        );
     }
 
     #[test]
     fn a_piece_that_does_not_fit_is_refused() {
         let slice = slice();
         for length in [0, (8 << 20) + 1, u64::MAX, u64::MAX - UNIT] {
-            assert_eq!(slice.take(length), None, "{length}");
+            assert_eq!(slice.take(length, Holder::Object), None, "{length}");
         }
-        assert_eq!(slice.take(8 << 20), Some(0));
-        assert_eq!(slice.take(1), None);
+        assert_eq!(slice.take(8 << 20, Holder::Object), Some(0));
+        assert_eq!(slice.take(1, Holder::Object), None);
     }
 
     #[test]
     fn a_range_outside_pieces_or_across_two_has_no_address() {
         let slice = slice();
-        assert_eq!(slice.take(UNIT).zip(slice.take(UNIT)), Some((0, UNIT)));
+        assert_eq!(
+            slice
+                .take(UNIT, Holder::Object)
+                .zip(slice.take(UNIT, Holder::Object)),
+            Some((0, UNIT))
+        );
         assert!(slice.address(0, UNIT).is_some());
         for (offset, length) in [
             (0, 0),
@@ -187,14 +252,27 @@ mod tests {
     }
 
     #[test]
+    fn a_piece_is_taken_until_nobody_has_it() {
+        let slice = slice();
+        let piece = slice.take(LARGE, Holder::Program).expect("there is room");
+        assert_eq!(slice.share(piece + UNIT, LARGE), None, "not all of it");
+        assert!(slice.share(piece + UNIT, UNIT).is_some());
+        slice.give(piece, Holder::Program);
+        slice.give(piece, Holder::Program);
+        assert!(slice.address(piece, LARGE).is_some(), "an object has it");
+        slice.give(piece + UNIT, Holder::Object);
+        assert!(slice.address(piece, 1).is_none());
+    }
+
+    #[test]
     fn a_piece_that_was_given_back_is_zero_again() {
         let slice = slice();
         let at = |offset| slice.address(offset, 1).expect("it is taken");
-        let offset = slice.take(UNIT).expect("there is room");
+        let offset = slice.take(UNIT, Holder::Object).expect("there is room");
         // SAFETY: the mapping lives, and nobody else has it.
         unsafe { at(offset).write_volatile(7) };
-        slice.give(offset);
-        let again = slice.take(UNIT).expect("there is room");
+        slice.give(offset, Holder::Object);
+        let again = slice.take(UNIT, Holder::Object).expect("there is room");
         assert_eq!(again, offset);
         // SAFETY: as above.
         assert_eq!(unsafe { at(again).read_volatile() }, 0);

@@ -119,7 +119,18 @@ impl Session {
         let listed = bytes[ATTRIBUTES..ATTRIBUTES_COUNT].chunks_exact(size_of::<Attributes>());
         // They are as many as fit.
         let listed = listed.filter_map(|listed| listed.first_chunk().copied());
-        let attributes = listed.take(count as usize).collect();
+        let listed: Vec<Attributes> = listed.take(count as usize).collect();
+        let of_space = |space: &Space| {
+            let mut of_gpu = listed.iter().filter(|known| uuid(&known[..]) == space.gpu);
+            of_gpu.next().copied()
+        };
+        let attributes = made
+            .file
+            .left()
+            .spaces
+            .iter()
+            .filter_map(of_space)
+            .collect();
         self.share(made.file, base, length, attributes, false)?;
         Err(Denied::Status(status::OK))
     }
@@ -257,8 +268,8 @@ impl Session {
         drop(objects);
         let (control, object) = known.ok_or(Denied::Status(status::INVALID_CLIENT))?;
         self.pin(client, device, object, &range.pages)?;
-        // It is freed with the client at the latest.
-        self.note_memory(client, object, device, DESCRIPTOR, None);
+        // It is freed with the client at the latest, and so are the pages, even if the file is closed before.
+        self.note_memory(client, object, device, DESCRIPTOR, range.pages.share());
         let reached = Reached {
             gpu,
             client,

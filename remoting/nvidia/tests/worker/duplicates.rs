@@ -97,3 +97,25 @@ fn what_was_duplicated_is_not_replaced_by_pages_of_a_slice() {
         assert_eq!(owner.map(handle, 4096, file).0, 0x56);
     }
 }
+
+#[test]
+fn pages_stay_taken_until_the_last_duplicate_is_gone() {
+    let served = serve();
+    let owner = Owner::new(&served);
+    let header = [
+        (0, owner.client),
+        (4, GPU),
+        (8, 7),
+        (12, 0x3e),
+        (16, 1),
+        (48 + 64, 1 << 16),
+    ];
+    let allocated = owner.call(owner.control, ALLOCATE, &words(48 + 128, &header));
+    assert_eq!(word(&allocated, 40), 0);
+    assert_ne!(duplicate(&owner, (owner.client, 8)), 0);
+    assert_eq!(duplicate(&owner, (owner.client, 7)), 0);
+    owner.free(7);
+    assert!(!owner.has_whole_slice(), "the duplicate has them");
+    owner.free(100);
+    assert!(owner.has_whole_slice());
+}

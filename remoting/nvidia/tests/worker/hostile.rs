@@ -175,6 +175,36 @@ fn a_slice_has_no_more_than_its_length() {
     }
 }
 
+#[test]
+fn pages_that_are_returned_while_they_are_pinned_stay_taken() {
+    let served = serve();
+    let owner = Owner::new(&served);
+    let ask = |operation, a| {
+        ask(&owner.socket, operation, 0, a, 0, &[])
+            .expect("it answers")
+            .0
+    };
+    let pages = ask(Operation::Pages, 1 << 17).a as u32 + 4096;
+    let block = [
+        (0, owner.client),
+        (4, GPU),
+        (8, 7),
+        (12, 0x71),
+        (16, 0x4000_1010),
+        (24, pages),
+        (32, 0xffff),
+        (48, u32::MAX),
+    ];
+    let described = owner.call(owner.control, 0xc038_4627, &words(56, &block));
+    assert_eq!(word(&described, 40), 0);
+    for _ in 0..2 {
+        assert_eq!(ask(Operation::Return, pages.into()).result, 0);
+        assert!(!owner.has_whole_slice());
+    }
+    owner.free(7);
+    assert!(owner.has_whole_slice());
+}
+
 /// A call on the owner's own objects: the file that it is for, the command, and the bytes.
 fn own_call(random: &mut fastrand::Rng, owner: &Owner, target: u32) -> (u32, u32, Vec<u8>) {
     let mut handle = || 0x100 + random.u32(..16);

@@ -214,6 +214,26 @@ impl Owner {
         word(&answer, 40)
     }
 
+    /// Frees an object.
+    fn free(&self, handle: u32) {
+        let block = [(0, self.client), (4, GPU), (8, handle)];
+        assert_eq!(
+            word(&self.call(self.control, FREE, &words(16, &block)), 12),
+            0
+        );
+    }
+
+    /// Whether no page of the slice is in use.
+    fn has_whole_slice(&self) -> bool {
+        let ask = |operation, a| {
+            ask(&self.socket, operation, 0, a, 0, &[])
+                .expect("it answers")
+                .0
+        };
+        let taken = ask(Operation::Pages, SLICE);
+        taken.result == 0 && ask(Operation::Return, taken.a).result == 0
+    }
+
     /// Asks for a mapping by way of a file. Answers the status and its number.
     fn map(&self, handle: u32, length: u32, file: u32) -> (u32, u32) {
         let block = [

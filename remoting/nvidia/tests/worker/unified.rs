@@ -84,16 +84,6 @@ impl Program {
         };
         (answer.result, status)
     }
-
-    /// Whether no page of the slice is in use.
-    fn has_whole_slice(&self) -> bool {
-        let ask = |operation, a| {
-            let (answer, ..) = ask(&self.owner.socket, operation, 0, a, 0, &[]).expect("it does");
-            answer
-        };
-        let taken = ask(Operation::Pages, SLICE);
-        taken.result == 0 && ask(Operation::Return, taken.a).result == 0
-    }
 }
 
 /// GPUs that map the range, with what contains the memory that they map.
@@ -123,13 +113,13 @@ fn each_gpu_maps_a_pool_while_it_is_registered() {
     assert_eq!(mapped(&served), [(0, GPU), (1, SECOND_GPU)]);
     assert_eq!(program.unregister(0), 0);
     assert_eq!(mapped(&served), [(1, SECOND_GPU)], "the other one keeps it");
-    assert!(!program.has_whole_slice());
+    assert!(!program.owner.has_whole_slice());
     let freed = program
         .owner
         .call(program.uvm, FREE_RANGE, &Program::range(24, 1 << 16));
     assert_eq!(word(&freed, 16), 0);
     assert_eq!(mapped(&served), []);
-    assert!(program.has_whole_slice());
+    assert!(program.owner.has_whole_slice());
 }
 
 #[test]
@@ -203,6 +193,35 @@ fn managed_memory_stays_where_it_is_and_a_migration_is_over_at_once() {
 }
 
 #[test]
+fn pages_of_a_closed_file_stay_taken_while_gpus_have_them() {
+    let served = serve();
+    let program = Program::new(&served);
+    assert_eq!((program.register(0), program.pool(1 << 16)), (0, (0, 0)));
+    let Program {
+        owner,
+        uvm,
+        _end: end,
+    } = program;
+    drop(end);
+    let wait_for = |is_over: &dyn Fn() -> bool| {
+        let begin = std::time::Instant::now();
+        while !is_over() {
+            assert!(begin.elapsed().as_secs() < 300, "it hangs");
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+    };
+    wait_for(&|| {
+        let map = ask(&owner.socket, Operation::Map, uvm, 1, 4096, &[]);
+        map.expect("it answers").0.result == -libc::EBADF
+    });
+    assert_eq!(mapped(&served), [(0, GPU)]);
+    assert!(!owner.has_whole_slice());
+    owner.free(owner.client);
+    assert_eq!(mapped(&served), []);
+    wait_for(&|| owner.has_whole_slice());
+}
+
+#[test]
 fn a_pool_that_cannot_be_mapped_leaves_nothing() {
     let served = serve();
     let program = Program::new(&served);
@@ -224,7 +243,7 @@ fn a_pool_that_cannot_be_mapped_leaves_nothing() {
             "{command:x}"
         );
         drop(state);
-        assert!(program.has_whole_slice(), "{command:x}");
+        assert!(program.owner.has_whole_slice(), "{command:x}");
     }
     assert_eq!(program.pool(1 << 16), (0, 0));
 }
