@@ -61,6 +61,8 @@ struct Bound {
     flights: VecDeque<Flight>,
     /// The mediator has unbound it, and none of its work is running.
     is_unbound: bool,
+    /// The mediator has reported its end: none of its work is running.
+    is_over: bool,
 }
 
 /// A channel.
@@ -177,10 +179,10 @@ impl Bound {
 }
 
 impl Channel {
-    /// Whether the mediator has work of this channel in an address space. A channel that has ended
-    /// does nothing.
+    /// Whether the mediator has work of this channel in an address space. That of a channel that
+    /// was ended here, by a ring that is not mapped, goes on.
     pub fn is_flying_in(&self, directory: u32) -> bool {
-        let bound = self.bound.as_ref().filter(|_| !self.ended);
+        let bound = self.bound.as_ref().filter(|bound| !bound.is_over);
         bound.is_some_and(|bound| bound.directory() == directory && !bound.flights.is_empty())
     }
 
@@ -304,6 +306,9 @@ impl Channel {
 
     /// Ends it, as the mediator reported.
     fn end(&mut self, number: u8, event: Event, instance: Option<Target>, world: &mut World) {
+        if let Some(bound) = &mut self.bound {
+            bound.is_over = true;
+        }
         match event {
             Event::Fault {
                 unit,
@@ -494,6 +499,7 @@ impl Channel {
             done: get,
             flights: VecDeque::new(),
             is_unbound: false,
+            is_over: false,
         });
         true
     }

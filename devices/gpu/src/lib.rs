@@ -92,7 +92,7 @@ pub enum Error {
     #[error("gantry-gpu answers {0:?} instead of a partition of the size that was asked for")]
     Welcome(Event),
     /// The mediator sent an invalid message.
-    #[error("gantry-gpu makes no sense")]
+    #[error("gantry-gpu has sent an invalid message")]
     Nonsense(#[from] Nonsense),
     /// Memory cannot be allocated or mapped.
     #[error("cannot map the virtual GPU's memory")]

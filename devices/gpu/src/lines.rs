@@ -46,8 +46,8 @@ impl Lines {
     pub fn choose(&mut self, message: Option<MsiMessage>, disabled: bool) -> io::Result<()> {
         self.disabled = disabled;
         if message != self.message {
-            // Without a route, the previous message stays: raising must not create the vector, for
-            // which the GPU's threads have no system call.
+            // Without a route, the previous message stays: raising must not create the vector, as
+            // the filter of the GPU's threads does not allow that.
             if let Some(vectors) = &self.vectors {
                 vectors.route(0, message)?;
             }

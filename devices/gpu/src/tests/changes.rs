@@ -114,6 +114,34 @@ fn commands_that_are_given_back_and_pages_that_go_during_a_copy_cost_the_channel
 }
 
 #[test]
+fn a_flush_waits_for_work_of_a_channel_that_lost_its_ring() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    guest.works(1);
+    // It writes a word when it finds another one.
+    let at = RAM_VA + 3 * PAGE;
+    let words = [semaphore(RAM_VA + PAGE, 7, 1), semaphore(at, 2, 2)];
+    guest.submit_from_ram(2, &words.concat());
+    // The next submission is where nothing is mapped: the channel ends.
+    let entry = u64::from(SMALL) * PAGE + (VRAM_VA / PAGE + u64::from(RING)) * 8;
+    guest.poke64(entry, 0);
+    guest.doorbell(guest.put.get() + 1);
+    assert_ne!(guest.faults(), 0);
+    let ring = Target::Vram(VramPage(RING));
+    guest.poke64(entry, Pte::linear(ring).encode());
+    // What has begun still runs, so it must see the new page after the flush.
+    let new = Target::Ram(Gfn(9));
+    guest.map(SMALL, at / PAGE, std::iter::once(new));
+    guest.flush();
+    guest.set_ram(PAGE as usize, 7);
+    wait("the word", || {
+        (guest.ram(3 * PAGE as usize), guest.ram(9 * PAGE as usize)) != (0, 0)
+    });
+    assert_eq!(guest.ram(9 * PAGE as usize), 2);
+    assert_eq!(guest.ram(3 * PAGE as usize), 0);
+}
+
+#[test]
 fn a_bar_that_moves_is_memory_where_it_is_only_and_what_is_written_there_is_seen() {
     let folder = tempfile::tempdir().unwrap();
     let guest = Guest::new(&mediator(folder.path()));
