@@ -15,6 +15,8 @@ use super::compiled::tree;
 const FOLDER: &str = "gantry-accel-";
 /// The file in it on which the pool holds a lock as long as it lives.
 const LOCK: &str = "lock";
+/// The same before it is locked.
+const NEW_LOCK: &str = "lock-new";
 /// How long after making its folder a pool that lives has the lock.
 const STARTS_WITHIN: Duration = Duration::from_mins(1);
 
@@ -52,10 +54,19 @@ impl Cache {
             .mode(0o700)
             .create(below)?;
         for entry in std::fs::read_dir(below)?.filter_map(Result::ok) {
-            let pools = entry.file_name().to_string_lossy().starts_with(FOLDER);
+            let name = entry.file_name();
+            let is_pools = name.to_string_lossy().starts_with(FOLDER);
             let path = entry.path();
-            if pools && is_left(&path) {
-                let _ = tree::remove(&path);
+            match is_pools.then(|| left(&path)).flatten() {
+                Some(Left::Whole) => {
+                    let _ = tree::remove(&path);
+                }
+                Some(Left::Beginning) => {
+                    let _ = std::fs::remove_file(path.join(NEW_LOCK));
+                    // Fails if there is anything else: it is no pool's then, or one whose lock somebody has removed.
+                    let _ = std::fs::remove_dir(&path);
+                }
+                None => {}
             }
         }
         let folder = create(below)?;
@@ -88,26 +99,37 @@ fn create(below: &Path) -> io::Result<PathBuf> {
 /// Creates the lock file of a folder, already locked. Otherwise a pool that starts at this moment would take the folder
 /// for that of a killed pool.
 fn lock(folder: &Path) -> io::Result<File> {
-    let new = folder.join("lock-new");
+    let new = folder.join(NEW_LOCK);
     let lock = File::create(&new)?;
     lock.lock()?;
     std::fs::rename(&new, folder.join(LOCK))?;
     Ok(lock)
 }
 
-/// Whether the folder was left by a killed pool of this user. Other users may put there what they like.
-fn is_left(folder: &Path) -> bool {
+/// What a killed pool has left.
+#[derive(Debug, PartialEq, Eq)]
+enum Left {
+    /// A folder with its lock, and with what its workers had.
+    Whole,
+    /// What there is before there is a lock.
+    Beginning,
+}
+
+/// What a killed pool of this user has left there, if it is one's folder. Other users may put there what they like.
+fn left(folder: &Path) -> Option<Left> {
     // SAFETY: a plain call.
     let user = unsafe { libc::geteuid() };
     let mine = folder.symlink_metadata();
     if !mine.is_ok_and(|folder| folder.is_dir() && folder.uid() == user) {
-        return false;
+        return None;
     }
     match File::open(folder.join(LOCK)) {
-        Ok(lock) => lock.try_lock().is_ok(),
+        Ok(lock) => lock.try_lock().is_ok().then_some(Left::Whole),
         // Its pool was killed before it had the lock, or is about to have it.
-        Err(error) if error.kind() == io::ErrorKind::NotFound => is_older(folder, STARTS_WITHIN),
-        Err(_) => false,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            is_older(folder, STARTS_WITHIN).then_some(Left::Beginning)
+        }
+        Err(_) => None,
     }
 }
 
@@ -154,7 +176,7 @@ mod tests {
             let other = scope.spawn(|| {
                 while !done.load(Ordering::SeqCst) {
                     let before = lives.load(Ordering::SeqCst);
-                    let left = is_left(&folder);
+                    let left = left(&folder).is_some();
                     let same = lives.load(Ordering::SeqCst) == before;
                     if left && same && before % 2 == 1 {
                         return false;
@@ -184,8 +206,13 @@ mod tests {
         }
         let before = std::time::SystemTime::now() - 2 * STARTS_WITHIN;
         File::open(&dead).unwrap().set_modified(before).unwrap();
+        let others = below.join("gantry-accel-logs");
+        std::fs::create_dir_all(&others).unwrap();
+        std::fs::write(others.join("log"), "").unwrap();
+        File::open(&others).unwrap().set_modified(before).unwrap();
         let cache = Cache::open(&below).unwrap();
         assert!(!dead.exists() && starting.exists() && cache.folder.exists());
+        assert!(others.join("log").exists());
         tree::remove(&below).unwrap();
     }
 

@@ -15,8 +15,8 @@ const PART: usize = 64;
 pub(super) const LZ4: u64 = 0x2000;
 pub(super) const ZSTANDARD: u64 = 0x8000;
 
-/// Shows each part of an image, decompressed: the image itself if it is no fat binary. Returns whether that were all of
-/// them: a fat binary may be damaged, or its parts have more than `room` bytes when they are decompressed.
+/// Shows each part of an image, decompressed: the image itself if it is no fat binary. Returns whether all parts were
+/// shown: a fat binary may be damaged, or its parts have more than `room` bytes when they are decompressed.
 pub(super) fn each_part(image: &[u8], room: usize, mut each: impl FnMut(&[u8])) -> bool {
     if !image.starts_with(&FAT) {
         each(image);
@@ -44,10 +44,13 @@ fn each_of_fat(image: &[u8], mut room: usize, mut each: impl FnMut(&[u8])) -> Op
         let flags = u64::from_le_bytes(number(header, 40)?);
         let whole = usize::try_from(u64::from_le_bytes(number(header, 56)?)).ok()?;
         let next = start.checked_add(size)?;
-        let part = header.get(start.max(PART)..next)?;
+        if start < PART {
+            return None;
+        }
+        let part = header.get(start..next)?;
         let part = match (flags & LZ4, flags & ZSTANDARD) {
             (0, 0) => Cow::Borrowed(part),
-            (0, _) => Cow::Owned(unpacked(part.get(..packed)?, &mut room)?),
+            (0, _) => Cow::Owned(unpacked(part.get(..packed)?, whole, &mut room)?),
             (_, 0) => {
                 room = room.checked_sub(whole)?;
                 Cow::Owned(lz4_flex::block::decompress(part.get(..packed)?, whole).ok()?)
@@ -60,14 +63,16 @@ fn each_of_fat(image: &[u8], mut room: usize, mut each: impl FnMut(&[u8])) -> Op
     Some(())
 }
 
-/// Decompresses a part; `None` if it exceeds the remaining room.
-fn unpacked(mut packed: &[u8], room: &mut usize) -> Option<Vec<u8>> {
+/// Decompresses a part of one frame; `None` if it exceeds the remaining room, or has another size than its header says
+/// (0 if that does not say any).
+fn unpacked(mut packed: &[u8], whole: usize, room: &mut usize) -> Option<Vec<u8>> {
     let decoder = ruzstd::decoding::StreamingDecoder::new(&mut packed).ok()?;
     let mut all = Vec::new();
     let limit = *room as u64 + 1;
     decoder.take(limit).read_to_end(&mut all).ok()?;
     *room = room.checked_sub(all.len())?;
-    Some(all)
+    // Others may decompress what follows, too.
+    (packed.is_empty() && (whole == 0 || whole == all.len())).then_some(all)
 }
 
 #[cfg(all(test, not(loom)))]
@@ -122,6 +127,8 @@ mod tests {
         assert!(each_part(&image, 1 << 20, |part| seen.push(part.to_vec())));
         assert_eq!(seen, [text; 3]);
         assert!(!each_part(&image, text.len(), |_| ()));
+        let frames = [framed(text), framed(text)].concat();
+        assert!(!each_part(&fat(&[(ZSTANDARD, &frames)]), 1 << 20, |_| ()));
         let mut plain = Vec::new();
         assert!(each_part(text, 0, |part| plain.push(part.to_vec())));
         assert_eq!(plain, [text]);

@@ -7,7 +7,7 @@
 //! - `objects`: the client's objects, by number; `memory`: the addresses that belong to the client;
 //!   `charges`: what they are charged, and for how long; `reserves`: what contexts reserve for kernels; `cover`: the parts of the window that are
 //!   registered with the driver; `printed`: the output of kernels.
-//! - `images`: parts of images; `prints`: which kernels may print; `variables`: what variables of modules take.
+//! - `images`: parts of images; `prints`: which kernels may print; `variables`: what variables of modules take, `ptx`: those of text.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (rows, planes and arrays),
 //!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`,
 //!   `host_functions`, `user_objects` (of graphs); `forwarding`: all calls whose parameters are
@@ -40,6 +40,7 @@ mod nodes;
 mod objects;
 mod printed;
 mod prints;
+mod ptx;
 mod reserves;
 mod signals;
 mod start;

@@ -189,6 +189,7 @@ fn binary_has(binary: &[u8]) -> bool {
         objects += 1;
         rest = &rest[elf::ELFMAG.len()..];
     }
+    // A kernel may have several. PoCL compiles all kernels before it gives out a binary.
     objects < kernels
 }
 
