@@ -73,14 +73,17 @@ fn restored(source: &Path) -> Vec<Rule> {
     device.into_iter().chain([folder]).collect()
 }
 
-/// Restricts the calling thread, and all threads that it starts from now on, to files that any VM may need, and to these
-/// files and directories. Those that do not exist are left out.
-pub fn restrict_to(paths: &[PathBuf]) -> Result<(), LandlockError> {
+/// Restricts the calling thread, and all threads that it starts from now on, to files that any VM may need, to these
+/// files and directories, and to reading the latter ones. Those that do not exist are left out.
+pub fn restrict_to(paths: &[PathBuf], read_only: &[PathBuf]) -> Result<(), LandlockError> {
     let mut rules = common();
-    let tap = Path::new("/dev/net/tun");
-    let paths = paths.iter().map(PathBuf::as_path).chain([tap]);
-    let paths = paths.filter(|path| path.exists());
-    rules.extend(paths.map(|path| (path.to_owned(), AccessFs::from_all(VERSION))));
+    let all = AccessFs::from_all(VERSION);
+    let whole = paths.iter().map(|path| (path.as_path(), all));
+    let tap = (Path::new("/dev/net/tun"), all);
+    let read_only = read_only.iter().map(|path| (path.as_path(), read()));
+    let rights = whole.chain([tap]).chain(read_only);
+    let rights = rights.filter(|(path, _)| path.exists());
+    rules.extend(rights.map(|(path, access)| (path.to_owned(), access)));
     enforce(rules)
 }
 

@@ -1,6 +1,8 @@
-//! Checks that links between the repository's documents lead somewhere.
+//! Checks that links between the repository's documents lead somewhere, and that workflows run commands that exist.
 
 use std::path::{Path, PathBuf};
+
+use clap::Parser;
 
 /// Targets of the links in a Markdown text, without anchors and without links to other sites. Code
 /// is skipped, since a C++ lambda looks like a link.
@@ -64,4 +66,40 @@ fn a_link_to_another_site_is_no_file_and_an_anchor_is_no_part_of_one() {
     let text =
         "[a](b.md#c) [d](https://e.org/f) [g](#h) ![i](j.svg) `[=](int n)`\n```\n[](k)\n```\n";
     assert_eq!(targets(text), ["b.md", "j.svg"]);
+}
+
+/// The commands that a workflow runs, one a step.
+fn commands(workflow: &str) -> Vec<&str> {
+    let lines = workflow
+        .lines()
+        .map(|line| line.trim().trim_start_matches("- "));
+    lines
+        .filter_map(|line| line.strip_prefix("run: "))
+        .collect()
+}
+
+#[test]
+fn each_step_of_a_workflow_is_a_command_of_this_program() {
+    let folder = crate::programs::root().join(".github/workflows");
+    let mut count = 0;
+    for entry in std::fs::read_dir(&folder).unwrap() {
+        let path = entry.unwrap().path();
+        let text = std::fs::read_to_string(&path).unwrap();
+        for command in commands(&text) {
+            let words = command.strip_prefix("cargo xtask ");
+            let words = words.unwrap_or_else(|| panic!("{}: {command}", path.display()));
+            let words = std::iter::once("xtask").chain(words.split(' '));
+            crate::Arguments::try_parse_from(words)
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+            count += 1;
+        }
+    }
+    assert!(count >= 3, "{count} commands");
+}
+
+#[test]
+fn a_step_of_several_commands_is_not_overlooked() {
+    let text =
+        "steps:\n  - uses: a\n  - run: cargo xtask test\n  - name: b\n    run: |\n      ls\n";
+    assert_eq!(commands(text), ["cargo xtask test", "|"]);
 }

@@ -7,6 +7,18 @@ use super::{Mapping, mapping::FileSystem};
 /// Number of bytes that are compared with zero at once.
 const STEP: usize = 64 << 10;
 
+/// Number of bytes of huge pages that are examined at a time: what is not mapped has to be read.
+const HUGE_WINDOW: usize = 256 << 20;
+
+/// How much of a mapping should be examined at a time ([`touched`]), so that cancelling does not wait for long. tmpfs
+/// goes through everything up to the next hole at each call, whatever range is asked for: all of it is examined at once.
+pub fn window(mapping: &Mapping) -> usize {
+    match mapping.file_system() {
+        FileSystem::Hugetlbfs => HUGE_WINDOW,
+        FileSystem::Tmpfs | FileSystem::Other => mapping.size(),
+    }
+}
+
 /// The parts of a range of memory that may contain other bytes than zero, found without allocating memory; `None` if
 /// this cannot be told, and all of it has to be read.
 pub fn touched(mapping: &Mapping, within: Range<usize>) -> Option<Vec<Range<usize>>> {
@@ -153,8 +165,9 @@ mod tests {
                 is_known || is_tmpfs && shared,
                 "{folder:?}"
             );
-            for part in parts.into_iter().flatten() {
-                assert_eq!(part.start, 2 * MIB, "{folder:?}");
+            if let Some(parts) = parts {
+                let starts: Vec<_> = parts.iter().map(|part| part.start).collect();
+                assert_eq!(starts, [2 * MIB], "{folder:?}");
             }
         }
     }

@@ -27,9 +27,6 @@ const CHUNK: usize = 64 << 10;
 /// something, so that a slow disk keeps neither the thread nor the end of the process for long.
 const MAX_WRITE: usize = 4 << 20;
 
-/// Number of bytes of memory that are examined at a time for what was never touched: cancelling does not wait for more.
-const WINDOW: usize = 256 << 20;
-
 /// A region of RAM in the file.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
 pub struct MemoryRange {
@@ -175,8 +172,9 @@ pub fn write_memory(
         fresh: 0..0,
         waits: 0..0,
     };
-    for start in (0..bytes.len()).step_by(WINDOW) {
-        let window = start..bytes.len().min(start + WINDOW);
+    let step = data::window(mapping);
+    for start in (0..bytes.len()).step_by(step) {
+        let window = start..bytes.len().min(start + step);
         let parts = match untouched {
             Untouched::Skip => data::touched(mapping, window.clone()),
             Untouched::Read => None,

@@ -16,7 +16,12 @@ use crate::{
 const COMMON: [&str; 2] = ["/dev/urandom", "/dev/random"];
 
 /// The files, directories and taps that an arriving VM may use.
-pub(super) struct Allowed(Vec<PathBuf>);
+#[derive(Default)]
+pub(super) struct Allowed {
+    names: Vec<PathBuf>,
+    /// What it may only read.
+    read_only: Vec<PathBuf>,
+}
 
 impl Allowed {
     /// What a request allows: what it names. `None` if it does not limit the VM: its source is known by a certificate, or
@@ -29,12 +34,15 @@ impl Allowed {
         let renamed = request.renames.iter().flatten();
         let renamed = renamed.map(|rename| PathBuf::from(&rename.to));
         let rules = request.landlock_rules.iter().flatten();
-        let rules = rules.map(|rule| rule.path.clone());
+        let (readable, writable): (Vec<_>, Vec<_>) = rules.partition(|rule| rule.access == "r");
+        let [readable, writable] =
+            [readable, writable].map(|rules| rules.into_iter().map(|rule| rule.path.clone()));
         let named = request.paths.iter().flatten().cloned();
         let common = COMMON.map(PathBuf::from);
-        Some(Self(
-            named.chain(renamed).chain(rules).chain(common).collect(),
-        ))
+        Some(Self {
+            names: named.chain(renamed).chain(writable).collect(),
+            read_only: readable.chain(common).collect(),
+        })
     }
 
     /// A path that is to be allowed, and is not there.
@@ -46,13 +54,19 @@ impl Allowed {
 
     /// Restricts this process to these files, for good.
     pub(super) fn enforce(&self) -> Result<(), LandlockError> {
-        // What is yet to be created is created in its folder.
+        // What is yet to be created is created in its folder, which is not that of everything.
         let existing = |path: &PathBuf| match path.parent() {
-            Some(folder) if is_path(path) && !path.exists() => folder.to_owned(),
+            Some(folder) if is_path(path) && !path.exists() && folder != Path::new("/") => {
+                folder.to_owned()
+            }
             _ => path.clone(),
         };
-        let paths: Vec<_> = self.0.iter().map(existing).collect();
-        landlock::restrict_to(&paths)
+        let paths: Vec<_> = self.names.iter().map(existing).collect();
+        landlock::restrict_to(&paths, &self.read_only)
+    }
+
+    fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        self.names.iter().chain(&self.read_only)
     }
 
     /// Why a configuration does not comply, by name.
@@ -98,13 +112,13 @@ impl Allowed {
 
     fn is_allowed(&self, name: &str) -> bool {
         let path = Path::new(name);
-        if self.0.iter().any(|allowed| allowed == path) {
+        if self.all().any(|allowed| allowed == path) {
             return true;
         }
         let Some(path) = is_path(path).then(|| real(path)).flatten() else {
             return false;
         };
-        let mut allowed = self.0.iter().filter_map(|allowed| real(allowed));
+        let mut allowed = self.all().filter_map(|allowed| real(allowed));
         allowed.any(|allowed| path.starts_with(allowed))
     }
 }
@@ -207,7 +221,7 @@ mod tests {
             "landlock_rules": [{"path": "/l", "access": "r"}],
         }))
         .unwrap();
-        let reasons = Allowed(Vec::new()).reasons(&config);
+        let reasons = Allowed::default().reasons(&config);
         let names = [
             "/k", "/i", "/f", "/g", "/m", "/d", "/dv", "t", "/nv", "/s", "/a", "/as", "/gs", "/gr",
             "/v", "/u", "/vs", "/ss", "/c", "/dc", "/l",
@@ -220,7 +234,10 @@ mod tests {
             );
         }
         let all = names.map(PathBuf::from).into_iter();
-        let allowed = Allowed(all.chain(COMMON.map(PathBuf::from)).collect());
+        let allowed = Allowed {
+            names: all.chain(COMMON.map(PathBuf::from)).collect(),
+            ..Allowed::default()
+        };
         assert_eq!(allowed.reasons(&config), [""; 0]);
     }
 
@@ -232,7 +249,11 @@ mod tests {
         });
         let config = serde_json::from_value(config).unwrap();
         let names = ["/k", "/dev/urandom", "t"].map(PathBuf::from);
-        let reasons = Allowed(names.to_vec()).reasons(&config);
+        let allowed = Allowed {
+            names: names.to_vec(),
+            ..Allowed::default()
+        };
+        let reasons = allowed.reasons(&config);
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].contains("net[1]"), "{reasons:?}");
     }
@@ -272,8 +293,11 @@ mod tests {
         };
         let config = json!({"payload": {}, "landlock_rules": rules});
         let config = serde_json::from_value(config).unwrap();
-        let reasons = Allowed::of(&request).unwrap().reasons(&config);
-        assert_eq!(reasons, [""; 0]);
+        let allowed = Allowed::of(&request).unwrap();
+        assert_eq!(allowed.reasons(&config), [""; 0]);
+        // And not more than they say.
+        assert!(allowed.read_only.contains(&PathBuf::from("/backing")));
+        assert!(!allowed.names.contains(&PathBuf::from("/backing")));
     }
 
     #[test]
