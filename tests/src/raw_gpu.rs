@@ -416,12 +416,9 @@ impl Raw {
         self.channel();
     }
 
-    /// BAR 1 shows the channels' submission pages. Waits until it does, as nouveau does; not for ever.
+    /// BAR 1 shows the channels' submission pages.
     fn show(&self) {
         self.set(0x00_1704, 1 << 31 | BAR_INSTANCE);
-        self.set(0x07_0000, 1);
-        let is_done = || self.get(0x07_0000) & 2 == 0;
-        let _ = (0..1_000_000).any(|_| is_done());
         self.set(0x00_2254, Window { start: 0 }.encode());
     }
 
@@ -462,12 +459,9 @@ impl Raw {
         }
     }
 
-    /// Flushes, and waits until that is done, as nouveau does; not for ever.
     fn flush(&self) {
         self.set(0x10_0cb8, DIRECTORY << 4);
         self.set(0x10_0cbc, 1 << 31 | 1);
-        let is_done = || self.get(0x10_0c80) & 0x8000 != 0;
-        let _ = (0..1_000_000).any(|_| is_done());
     }
 
     fn doorbell(&self, put: u32) {

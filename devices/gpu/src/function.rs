@@ -189,15 +189,13 @@ impl PciFunction for Gpu {
         Ok(())
     }
 
-    /// The GPU stops where it is. If the mediator does not answer, it is given up as lost, and the
-    /// GPU's work for this VM ends.
+    /// The GPU continues the work that it has been given, like a device that another process
+    /// serves: it accesses only this VM's memory, and interrupts wait.
     fn pause(&mut self) -> Result<(), LifecycleError> {
-        self.front.hold(true);
         Ok(())
     }
 
     fn resume(&mut self) -> Result<(), LifecycleError> {
-        self.front.hold(false);
         Ok(())
     }
 

@@ -1,7 +1,7 @@
 //! The parts of VRAM that the guest sees: the address spaces that BAR 1 and BAR 3 show, and the
 //! window in BAR 0.
 
-use std::{collections::VecDeque, io, ops::Range, sync::Arc};
+use std::{io, ops::Range, sync::Arc};
 
 use device_model::memory::AddressSpace;
 use gf100::format::{
@@ -12,8 +12,7 @@ use gf100::format::{
 };
 
 use super::{
-    aperture::{Aperture, Pieces},
-    deadline::Deadline,
+    aperture::Aperture,
     memory::Vram,
     tables::{PER_LARGE, usable},
     watch::{Moment, Watch},
@@ -36,8 +35,6 @@ struct Bar {
     /// The only relevant entry of its directory, as last read.
     entry: Pde,
     seen: Moment,
-    /// Pages that may have to show something else.
-    left: VecDeque<Range<usize>>,
     aperture: Aperture,
 }
 
@@ -56,8 +53,7 @@ impl Bar {
             root: None,
             entry: Pde::default(),
             seen: Moment::default(),
-            left: VecDeque::new(),
-            aperture: Aperture::new(bytes, space, trapped, Pieces::of_process())?,
+            aperture: Aperture::new(bytes, space, trapped)?,
         })
     }
 
@@ -163,12 +159,7 @@ impl Views {
         Ok(Self {
             watch: Watch::new(vram, scans),
             bars: [bar(BAR1_BYTES)?, bar(BAR3_BYTES)?],
-            window: Aperture::new(
-                WINDOW_BYTES,
-                Arc::clone(space),
-                trapped,
-                Pieces::of_process(),
-            )?,
+            window: Aperture::new(WINDOW_BYTES, Arc::clone(space), trapped)?,
         })
     }
 
@@ -200,60 +191,38 @@ impl Views {
         self.watch.refresh(all, vram);
     }
 
-    /// Sets the address space that a BAR shows, if any. [`Self::advance`] shows it.
+    /// Sets the address space that a BAR shows, if any.
     pub fn set_root(&mut self, index: usize, root: Option<Space>, vram: &Vram) {
         self.bars[index].root = root;
-        self.look(index, true, vram);
+        self.show(index, true, vram);
     }
 
-    /// Finds out what a BAR's tables may have changed. [`Self::advance`] shows it.
-    pub fn look_at(&mut self, index: usize, vram: &Vram) {
-        self.look(index, false, vram);
+    /// Updates what a BAR shows from its tables.
+    pub fn show_bar(&mut self, index: usize, vram: &Vram) {
+        self.show(index, false, vram);
     }
 
-    fn look(&mut self, index: usize, anew: bool, vram: &Vram) {
+    fn show(&mut self, index: usize, anew: bool, vram: &Vram) {
         let is_other = self.bars[index].take_entry(&mut self.watch, vram);
         // New pages must be armed before they are read.
         self.refresh(vram);
         let Self { watch, bars, .. } = self;
         let bar = &mut bars[index];
-        let ranges = bar.changed(watch);
+        let mut ranges = bar.changed(watch);
         let pages = bar.aperture.pages();
-        // A BAR has at most 64 pages of tables with small pages, and one with large pages.
-        if anew || is_other || bar.left.len() > pages / PER_PAGE {
-            bar.left = VecDeque::from_iter(std::iter::once(0..pages));
-            return;
+        if anew || is_other {
+            ranges = std::iter::once(0..pages).collect();
         }
         for range in ranges {
             let range = range.start.min(pages)..range.end.min(pages);
-            bar.left.push_back(range);
-        }
-    }
-
-    /// Whether a BAR may have to show something else.
-    pub fn is_behind(&self) -> bool {
-        self.bars.iter().any(|bar| !bar.left.is_empty())
-    }
-
-    /// Shows in the BARs what has changed. Returns whether nothing is left.
-    pub fn advance(&mut self, vram: &Vram, until: Deadline) -> bool {
-        let Self { watch, bars, .. } = self;
-        for bar in bars {
-            while let Some(range) = bar.left.pop_front() {
-                let wanted = bar.wanted(range.clone(), vram);
-                let is_watched = |page| watch.is_watched(page);
-                let aperture = &mut bar.aperture;
-                match aperture.show(range.start, &wanted, vram, is_watched, || until.is_over()) {
-                    Ok(done) if done < range.len() => {
-                        bar.left.push_front(range.start + done..range.end);
-                        return false;
-                    }
-                    Ok(_) => {}
-                    Err(error) => log::warn!("cannot show VRAM in a BAR: {error}"),
-                }
+            let wanted = bar.wanted(range.clone(), vram);
+            let shown = bar
+                .aperture
+                .show(range.start, &wanted, vram, |page| watch.is_watched(page));
+            if let Err(error) = shown {
+                log::warn!("cannot show VRAM in a BAR: {error}");
             }
         }
-        true
     }
 
     /// The window shows VRAM from an address on, a multiple of 64 KiB.
@@ -267,7 +236,7 @@ impl Views {
         let watch = &self.watch;
         let shown = self
             .window
-            .show(0, &wanted, vram, |page| watch.is_watched(page), || false);
+            .show(0, &wanted, vram, |page| watch.is_watched(page));
         if let Err(error) = shown {
             log::warn!("cannot show VRAM in a window: {error}");
         }

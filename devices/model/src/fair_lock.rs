@@ -22,14 +22,6 @@ pub struct FairLock<T> {
 }
 
 impl<T> FairLock<T> {
-    /// A lock of this value.
-    pub fn new(value: T) -> Self {
-        Self {
-            next: Mutex::new(()),
-            inner: Mutex::new(value),
-        }
-    }
-
     /// Waits for the current holder, and for the thread that is next.
     pub fn lock(&self) -> MutexGuard<'_, T> {
         let next = self.next.lock_unpoisoned();
