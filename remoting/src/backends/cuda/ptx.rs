@@ -21,10 +21,16 @@ pub(super) fn variables(text: &[u8]) -> Option<u64> {
         return None;
     }
     let (mut all, mut depth, mut is_extern) = (0u64, 0usize, false);
+    // Of a list of parameters, in which .ptr .global says where a pointer points to.
+    let (mut parentheses, mut was_ptr) = (0usize, false);
     while let Some(token) = tokens.next() {
+        let is_pointer = std::mem::replace(&mut was_ptr, token == Token::Directive(b"ptr"));
         match token {
             Token::Mark(b'{') => depth += 1,
             Token::Mark(b'}') => depth = depth.saturating_sub(1),
+            Token::Mark(b'(') => parentheses += 1,
+            Token::Mark(b')') => parentheses = parentheses.saturating_sub(1),
+            Token::Directive(b"global") if is_pointer && parentheses > 0 => {}
             // Of instructions, it is the space of their operand.
             Token::Directive(b"global") if depth == 0 || tokens.chain == Chain::Directives => {
                 let bytes = declared(&mut tokens)?;
@@ -343,10 +349,33 @@ mod tests {
             (".pragma \"//\"; .global .b8 x[11];", 11),
             (".target sm_80.global .b8 x[11];", 11),
             (".global .b8 p = generic(x), q[3];", 4),
+            (
+                ".entry k(.param .u64 .ptr .global .align 16 a, .param .u32 n) { ret; }",
+                0,
+            ),
+            (".ptr .global .b8 x[9];", 9),
         ] {
             assert_eq!(of(text), Some(expected), "{text}");
         }
         assert_eq!(of(".global .b8 a[7];\0.global .b8 behind[7];"), Some(7));
+    }
+
+    #[test]
+    fn what_compilers_write_is_understood() {
+        let folder = concat!(
+            env!("CARGO_MANIFEST_DIR"),
+            "/../tests/cuda-driver/tests/kernels"
+        );
+        let mut count = 0;
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.extension().is_some_and(|extension| extension == "ptx") {
+                let text = std::fs::read(&path).unwrap();
+                assert!(variables(&text).is_some(), "{}", path.display());
+                count += 1;
+            }
+        }
+        assert!(count > 5, "{count} files");
     }
 
     #[test]

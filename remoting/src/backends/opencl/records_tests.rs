@@ -139,6 +139,17 @@ fn bytes(length: usize) -> Value {
     Value::Bytes(Blob(vec![7; length]))
 }
 
+fn sampler(server: &mut Server) {
+    let sampler = CreateSampler {
+        id: SamplerId(0),
+        context: ContextId(0),
+        normalized: false,
+        addressing: 0,
+        filter: 0,
+    };
+    server.create_sampler(sampler).unwrap();
+}
+
 struct Described;
 
 impl Parameters for Described {
@@ -157,14 +168,7 @@ fn an_argument_gets_no_value_of_another_kind() {
     let mut server = server_of(with_parameters::<Described>(Api::null()));
     program(&mut server, 0, b"");
     kernel(&mut server, 0, 0);
-    let sampler = CreateSampler {
-        id: SamplerId(0),
-        context: ContextId(0),
-        normalized: false,
-        addressing: 0,
-        filter: 0,
-    };
-    server.create_sampler(sampler).unwrap();
+    sampler(&mut server);
     let values = [
         bytes(size_of::<usize>()),
         Value::Mem(Some(MemId(0))),
@@ -207,14 +211,7 @@ fn an_argument_of_an_untold_kind_keeps_the_kind_of_its_first_value() {
     let mut server = server_of(with_parameters::<Untold>(Api::null()));
     program(&mut server, 0, b"");
     kernel(&mut server, 0, 0);
-    let sampler = CreateSampler {
-        id: SamplerId(0),
-        context: ContextId(0),
-        normalized: false,
-        addressing: 0,
-        filter: 0,
-    };
-    server.create_sampler(sampler).unwrap();
+    sampler(&mut server);
     let mut set = |index, value| {
         let kernel = KernelId(0);
         server.set_argument(&SetArgument {
