@@ -232,7 +232,7 @@ impl Handshake<'_> {
             let thread = thread::Builder::new().name("handshake".to_owned());
             if let Err(error) = thread.stack_size(STACK).spawn_scoped(scope, run) {
                 if let Some(peer) = pending.leave(number) {
-                    refusals.note(&peer.name, &format!("there is no thread: {error}"));
+                    refusals.note(&peer.name, &format!("cannot start a thread: {error}"));
                 }
                 thread::sleep(ACCEPT_RETRY);
             }

@@ -1,4 +1,4 @@
-//! Where there is data: which parts of a file are no holes, and which parts of guest memory may not be zero.
+//! Data and holes: the parts of a file that contain data, and the parts of guest memory that may not be zero.
 
 use std::{fs::File, io, ops::Range, os::fd::AsRawFd, os::unix::fs::FileExt};
 

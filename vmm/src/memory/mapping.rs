@@ -227,6 +227,10 @@ impl Mapping {
             shared: backing.shared,
             named: backing.file.as_ref().is_some_and(|path| !path.is_dir()),
         };
+        if let Some(file) = mapping.file.as_ref().filter(|_| mapping.named) {
+            // Whoever discards its contents now has it locked for no longer than that.
+            let _ = mapping.lock(file, libc::F_RDLCK);
+        }
         mapping.advise(backing);
         if let Some(node) = backing.host_numa_node {
             mapping
@@ -289,10 +293,40 @@ impl Mapping {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let offset = libc::off_t::try_from(self.offset).map_err(io::Error::other)?;
         let len = libc::off_t::try_from(self.len).map_err(io::Error::other)?;
+        self.lock(file, libc::F_WRLCK)?;
         // SAFETY: a system call without pointers. The memory is only accessed as bytes that may change at any time.
-        match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
+        let discarded = match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
             0 => Ok(true),
             _ => Err(io::Error::last_os_error()),
+        };
+        self.lock(file, libc::F_RDLCK)?;
+        discarded
+    }
+
+    /// Locks this memory's part of its named file: for reading as long as it is mapped, so that no VM discards the memory
+    /// of another one that runs; for writing while its contents are discarded. Not every file system has locks.
+    fn lock(&self, file: &File, kind: libc::c_int) -> io::Result<()> {
+        // SAFETY: all-zero locks are valid.
+        let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+        lock.l_type = kind as libc::c_short;
+        lock.l_whence = libc::SEEK_SET as libc::c_short;
+        lock.l_start = libc::off_t::try_from(self.offset).map_err(io::Error::other)?;
+        lock.l_len = libc::off_t::try_from(self.len).map_err(io::Error::other)?;
+        // SAFETY: the kernel reads the lock, which outlives the call.
+        let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+        if result == 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::EAGAIN | libc::EACCES) => Err(io::Error::new(
+                io::ErrorKind::ResourceBusy,
+                "another VM uses this memory file: name another file",
+            )),
+            _ => {
+                log::debug!("a memory file is not locked: {error}");
+                Ok(())
+            }
         }
     }
 
@@ -503,6 +537,31 @@ fn default_hugepage_size() -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn contents_of_a_file_that_is_mapped_elsewhere_are_not_discarded() {
+        let dir = tempfile::tempdir().unwrap();
+        let backing = Backing {
+            shared: true,
+            file: Some(dir.path().join("ram")),
+            ..Backing::default()
+        };
+        let own = Mapping::new(2 << 20, &backing, 0).unwrap();
+        let others = Mapping::new(2 << 20, &backing, 0).unwrap();
+        // SAFETY: within the mapping, which nobody else uses.
+        unsafe { others.address().write(7) };
+        let error = own.discard_contents().unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::ResourceBusy, "{error}");
+        // SAFETY: as above.
+        assert_eq!(unsafe { own.address().read() }, 7);
+        // Another part of the file is not theirs.
+        let behind = Mapping::new(2 << 20, &backing, 2 << 20).unwrap();
+        assert!(behind.discard_contents().unwrap());
+        drop(others);
+        assert!(own.discard_contents().unwrap());
+        // SAFETY: as above.
+        assert_eq!(unsafe { own.address().read() }, 0);
+    }
 
     #[test]
     fn what_the_kernel_places_below_memory_is_no_huge_page() {
