@@ -192,6 +192,22 @@ fn a_control_that_no_list_names_is_answered_with_a_status() {
 }
 
 #[test]
+fn channels_can_be_taken_from_the_device_for_a_checkpoint() {
+    let mut block = program(outer(CONTROL, 0xa06f_0103, 3, 0x100));
+    let call = walk_frontend(CONTROL, &mut block).expect("it is listed");
+    assert_eq!(call.inner_block(), Some(32..35));
+}
+
+#[test]
+fn states_of_multiprocessors_are_read_of_an_own_channel() {
+    let mut block = program(outer(CONTROL, 0x83de_030c, 4824, 0x100));
+    let call = walk_frontend(CONTROL, &mut block).expect("it is listed");
+    let meaning = Meaning::Object { client_at: None };
+    let is_channel = |operand: Operand| operand.at == 32 && operand.meaning == meaning;
+    assert!(call.operands().any(is_channel));
+}
+
+#[test]
 fn a_control_of_another_size_or_with_flags_is_malformed() {
     for (size, flags) in [(4, 0), (0, 0), (16, 0), (12, 4)] {
         let mut block = outer(CONTROL, 0xd01, size, 0x100);

@@ -18,6 +18,7 @@
 #   context   times of a context, seven times by turns
 #   managed   managed memory by the driver API
 #   suspend   the driver's checkpoint of a program; the worker is killed, another one started, and the program goes on
+#   suspensions  the same amid training, $SUSPENSIONS times (20), each time with another worker
 #   gpus      two GPUs: peer copies, NCCL, a model trained by both
 set -u
 here=$(dirname "$(realpath "$0")")
@@ -34,7 +35,7 @@ export PATH=$PATH:/usr/local/cuda/bin XLA_PYTHON_CLIENT_PREALLOCATE=false
 export XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'
 gcc -O1 -w -o drv driver.c -ldl || exit 1
 nvcc -O2 -arch=native -cudart static -o rt runtime.cu || exit 1
-nvidia-smi --query-gpu=name,driver_version --format=csv,noheader
+nvidia-smi --query-gpu=name,driver_version,memory.used --format=csv,noheader
 
 . ./worker.sh
 start_worker
@@ -107,6 +108,37 @@ for part in $parts; do
         echo 'DIFFERENT: suspend'
         diff "$out/suspend.native" "$out/suspend.worker"
         grep -v '^ *$' "$out/suspend.worker.err" | tail -5
+      fi
+      ;;
+    suspensions)
+      rm -f "$out/stop" "$out/training"
+      through timeout 500 python3 suspensions.py "$out/training" "$out/stop" >"$out/suspensions.worker" 2>"$out/suspensions.worker.err" &
+      program=$!
+      for _ in $(seq 600); do [ -e "$out/training" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
+      process=$(cat "$out/training")
+      for round in $(seq "${SUSPENSIONS:-20}"); do
+        through timeout 60 python3 suspend.py "$process" Lock Checkpoint
+        steps=$(wc -l <"$out/suspensions.worker")
+        echo "round $round after $steps steps: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), device files of the worker $(find /proc/$worker/fd -lname '/dev/nvidia*' | wc -l)"
+        start_worker
+        through timeout 60 python3 suspend.py "$process" Restore Unlock
+        # Some steps before the next one.
+        for _ in $(seq 100); do [ "$(wc -l <"$out/suspensions.worker")" -gt $((steps + round % 7)) ] && break; sleep .1; done
+        kill -0 $program 2>/dev/null || break
+      done >"$out/suspensions.txt" 2>&1
+      : >"$out/stop"
+      wait $program
+      echo "suspensions: exit code $?, $(grep -c '^Checkpoint 0' "$out/suspensions.txt") checkpoints, $(grep -c '^Restore 0' "$out/suspensions.txt") restored"
+      for name in Checkpoint Restore; do
+        sed -n "s/^$name 0, \([0-9]*\) ms/\1/p" "$out/suspensions.txt" | sort -n | awk -v name=$name '{ t[NR] = $1 } END { if (NR) print "  " name ": " t[1] ", median " t[int((NR + 1) / 2)] ", most " t[NR] " ms" }'
+      done
+      sed -n 's/^round [0-9]* after [0-9]* steps/  suspended/p' "$out/suspensions.txt" | sort | uniq -c
+      timeout 300 python3 suspensions.py "$(grep -c ^step "$out/suspensions.worker")" >"$out/suspensions.native" 2>"$out/suspensions.native.err"
+      if cmp "$out/suspensions.native" "$out/suspensions.worker"; then
+        echo "equal: suspensions, $(grep -c ^step "$out/suspensions.worker") steps"
+      else
+        echo 'DIFFERENT: suspensions'
+        grep -v '^ *$' "$out/suspensions.worker.err" | tail -5
       fi
       ;;
     managed)

@@ -278,11 +278,10 @@ mod tests {
 
     #[test]
     fn commands_that_reach_other_programs_or_hardware_are_not_listed() {
-        // Stop and start of channels by lists of clients, a channel's restart; registers; duplicates by control.
+        // Stop and start of channels by lists of clients; registers; memory by the debugger.
         for control in [
             0x2080_110a,
             0x2080_110b,
-            0xa06f_0103,
             0x2080_0122,
             0x83de_0315,
             0x83de_0316,

@@ -157,12 +157,16 @@ pub const CONTROLS: &[Block] = &[
     block(0x503c_0104, 32, &[object(0)]),
     block(0x503c_0105, 4, &[object(0)]),
     plain(0x83de_0309, 4),
+    // What has stopped multiprocessors: read when a context fails.
+    block(0x83de_030c, 4824, &[object(0)]),
     block(0x906f_0101, 16, &[object(0)]),
     plain(0x90e6_0102, 8),
     plain(0x90e7_0113, 16),
     plain(0xa06c_0101, 3),
     plain(0xa06c_0103, 8),
     plain(0xa06c_0105, 8),
+    // A channel is scheduled or not: the checkpoint takes its channels from the device.
+    plain(0xa06f_0103, 3),
     plain(0xc36f_0108, 4),
     plain(0xcb33_0101, 6),
 ];
