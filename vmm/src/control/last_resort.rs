@@ -37,11 +37,11 @@ impl LastResort {
 
 /// Ends the process, unless a snapshot is taking the place of an older one: that is waited for.
 pub fn leave() {
-    if Seal::is_any() {
+    if !Seal::close() {
         log::warn!("the VMM ends when its snapshot has taken the place of the older one");
-    }
-    while Seal::is_any() {
-        thread::sleep(LOOK);
+        while !Seal::close() {
+            thread::sleep(LOOK);
+        }
     }
     log::error!(
         "the VMM has not ended within {PATIENCE:?}: storage does not answer, and is not waited for any longer; what \

@@ -126,21 +126,22 @@ impl Machine {
     }
 
     /// Creates a machine with the memory of one that is migrating to this host: without devices, and with vCPUs that
-    /// wait for their states. `plugged` holds base and length of each range that was hot-plugged by ACPI.
+    /// wait for their states. Its memory has what its files contain. `plugged` holds base and length of each range that was hot-plugged by ACPI.
     pub fn arriving(
         config: &mut VmConfig,
         plugged: &[(u64, u64)],
         mut host: Host,
     ) -> Result<Self, MachineError> {
         host.arriving = true;
-        let is_given = host.memory.is_some();
         let mut machine = Self::shell(config, plugged, host)?;
-        if !is_given {
-            // The source sends no pages of zeroes that it has never touched.
-            memory_file::clear_all(&machine.ram)?;
-        }
         machine.cpus.expect(config.cpus.boot_vcpus)?;
         Ok(machine)
+    }
+
+    /// Makes the memory of a machine that arrives, and of no other one, read as zeroes: the source sends no pages of
+    /// zeroes that it has never touched.
+    pub fn clear_memory(&self) -> Result<(), MachineError> {
+        Ok(memory_file::clear_all(&self.ram)?)
     }
 
     /// Restores devices and vCPUs to the state in which they left, `away` ago; the machine is paused and holds no locks

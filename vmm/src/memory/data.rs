@@ -24,19 +24,30 @@ pub fn window(mapping: &Mapping) -> usize {
 pub fn touched(mapping: &Mapping, within: Range<usize>) -> Option<Vec<Range<usize>>> {
     let file = mapping.file()?;
     match mapping.file_system() {
-        FileSystem::Tmpfs if mapping.is_shared() => {
-            let start = mapping.offset();
-            let bytes = start + within.start as u64..start + within.end as u64;
-            let extents = data_extents(file, bytes).ok()?;
-            // Within the mapping.
-            let part =
-                |extent: Range<u64>| (extent.start - start) as usize..(extent.end - start) as usize;
-            Some(extents.into_iter().map(part).collect())
-        }
+        FileSystem::Tmpfs if mapping.is_shared() => in_file(mapping, file, within),
         FileSystem::Hugetlbfs => Some(huge_pages(mapping, file, within)),
         // Other file systems may not know yet what was written to memory; private memory is not in the file.
         FileSystem::Tmpfs | FileSystem::Other => None,
     }
+}
+
+/// The parts of memory that nothing has used yet that may contain other bytes than zero; otherwise as [`touched`]. Private
+/// memory still is its file then.
+pub fn initial(mapping: &Mapping) -> Option<Vec<Range<usize>>> {
+    match mapping.file_system() {
+        FileSystem::Tmpfs => in_file(mapping, mapping.file()?, 0..mapping.size()),
+        FileSystem::Hugetlbfs | FileSystem::Other => touched(mapping, 0..mapping.size()),
+    }
+}
+
+/// The parts of a range of memory that are data of its file.
+fn in_file(mapping: &Mapping, file: &File, within: Range<usize>) -> Option<Vec<Range<usize>>> {
+    let start = mapping.offset();
+    let bytes = start + within.start as u64..start + within.end as u64;
+    let extents = data_extents(file, bytes).ok()?;
+    // Within the mapping.
+    let part = |extent: Range<u64>| (extent.start - start) as usize..(extent.end - start) as usize;
+    Some(extents.into_iter().map(part).collect())
 }
 
 /// Touched huge pages. Reading one that is neither mapped nor in the file would allocate it, and end the process if the

@@ -280,9 +280,32 @@ impl Mapping {
         self.shared && self.file.is_some()
     }
 
-    /// Makes the memory read as zeroes, for a restored guest: a file that backs it may have contents of an earlier VM.
-    /// Does nothing for memory that is new. Returns false if the file is mapped privately: it is not this VM's to
-    /// change.
+    /// Whether its file existed before, or may have: it can have contents.
+    pub fn is_named(&self) -> bool {
+        self.named
+    }
+
+    /// Locks this memory's part of a named file that others may map, before its contents are discarded. Fails if another
+    /// VM uses it. Not every file system has locks.
+    pub fn claim(&self) -> io::Result<()> {
+        self.lock_named(libc::F_WRLCK)
+    }
+
+    /// Lets others map what was claimed.
+    pub fn release_claim(&self) -> io::Result<()> {
+        self.lock_named(libc::F_RDLCK)
+    }
+
+    fn lock_named(&self, kind: libc::c_int) -> io::Result<()> {
+        match self.file.as_ref().filter(|_| self.named && self.shared) {
+            Some(file) => self.lock(file, kind),
+            None => Ok(()),
+        }
+    }
+
+    /// Makes the memory, which must be claimed, read as zeroes, for a restored guest: a file that backs it may have
+    /// contents of an earlier VM. Does nothing for memory that is new. Returns false if the file is mapped privately: it
+    /// is not this VM's to change.
     pub fn discard_contents(&self) -> io::Result<bool> {
         let Some(file) = self.file.as_ref().filter(|_| self.named) else {
             return Ok(true);
@@ -293,14 +316,11 @@ impl Mapping {
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         let offset = libc::off_t::try_from(self.offset).map_err(io::Error::other)?;
         let len = libc::off_t::try_from(self.len).map_err(io::Error::other)?;
-        self.lock(file, libc::F_WRLCK)?;
         // SAFETY: a system call without pointers. The memory is only accessed as bytes that may change at any time.
-        let discarded = match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
+        match unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) } {
             0 => Ok(true),
             _ => Err(io::Error::last_os_error()),
-        };
-        self.lock(file, libc::F_RDLCK)?;
-        discarded
+        }
     }
 
     /// Locks this memory's part of its named file: for reading as long as it is mapped, so that no VM discards the memory
@@ -539,7 +559,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn contents_of_a_file_that_is_mapped_elsewhere_are_not_discarded() {
+    fn a_file_that_is_mapped_elsewhere_is_not_claimed() {
         let dir = tempfile::tempdir().unwrap();
         let backing = Backing {
             shared: true,
@@ -550,14 +570,13 @@ mod tests {
         let others = Mapping::new(2 << 20, &backing, 0).unwrap();
         // SAFETY: within the mapping, which nobody else uses.
         unsafe { others.address().write(7) };
-        let error = own.discard_contents().unwrap_err();
+        let error = own.claim().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::ResourceBusy, "{error}");
-        // SAFETY: as above.
-        assert_eq!(unsafe { own.address().read() }, 7);
         // Another part of the file is not theirs.
         let behind = Mapping::new(2 << 20, &backing, 2 << 20).unwrap();
-        assert!(behind.discard_contents().unwrap());
+        behind.claim().unwrap();
         drop(others);
+        own.claim().unwrap();
         assert!(own.discard_contents().unwrap());
         // SAFETY: as above.
         assert_eq!(unsafe { own.address().read() }, 0);

@@ -184,15 +184,17 @@ impl LazyRestore {
         let largest = pairs.iter().map(|(region, _)| region.mapping.page_size());
         let zeroes = zeroes(largest.max().unwrap_or(0)).map_err(LazyError::Thread)?;
         let mut areas = Vec::new();
-        for (region, range) in pairs {
-            let start = region.mapping.address() as u64;
-            // Pages that are there already are never loaded.
+        // Nothing is discarded before all of the memory is known to be usable.
+        for (region, range) in &pairs {
             let guest = range.guest;
-            match region.mapping.discard_contents() {
-                Ok(true) => {}
-                Ok(false) => return Err(LazyError::PrivateFile { guest }),
-                Err(source) => return Err(LazyError::Discard { guest, source }),
+            let claimed = region.mapping.claim();
+            claimed.map_err(|source| LazyError::Discard { guest, source })?;
+            if region.mapping.is_named() && !region.mapping.is_shared() {
+                return Err(LazyError::PrivateFile { guest });
             }
+        }
+        for (region, range) in &pairs {
+            let start = region.mapping.address() as u64;
             uffd.register(start, range.len)
                 .map_err(|source| LazyError::Register {
                     guest: range.guest,
@@ -207,6 +209,15 @@ impl LazyRestore {
                 extents: std::iter::once(0..range.len).collect(),
                 examined: false,
             });
+        }
+        for (region, range) in &pairs {
+            // Pages that are there already are never loaded.
+            let discarded = region.mapping.discard_contents();
+            let discarded = discarded.and_then(|_| region.mapping.release_claim());
+            discarded.map_err(|source| LazyError::Discard {
+                guest: range.guest,
+                source,
+            })?;
         }
         let stop = EventFd::new(EFD_NONBLOCK).map_err(LazyError::Thread)?;
         let transfer = Transfer {

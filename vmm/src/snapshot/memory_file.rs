@@ -367,13 +367,19 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
     Ok(())
 }
 
-/// Makes all RAM, which nothing uses yet, read as zeroes.
+/// Makes all RAM, which nothing uses yet, read as zeroes. If another VM uses some of it, nothing is changed.
 pub fn clear_all(ram: &Ram) -> Result<(), MemoryFileError> {
-    for Region { guest, mapping, .. } in ram.regions() {
-        clear(mapping).map_err(|source| MemoryFileError::Discard {
-            guest: *guest,
-            source,
-        })?;
+    let regions = ram.regions().iter();
+    clear_each(regions.map(|region| (region.guest, &*region.mapping)))
+}
+
+fn clear_each<'a>(
+    regions: impl Iterator<Item = (u64, &'a Mapping)> + Clone,
+) -> Result<(), MemoryFileError> {
+    for step in [Mapping::claim, clear, Mapping::release_claim] {
+        for (guest, mapping) in regions.clone() {
+            step(mapping).map_err(|source| MemoryFileError::Discard { guest, source })?;
+        }
     }
     Ok(())
 }
@@ -388,7 +394,7 @@ fn clear(mapping: &Mapping) -> io::Result<()> {
         Err(error) => return Err(error),
     }
     let all = 0..mapping.size();
-    for part in data::touched(mapping, all.clone()).unwrap_or_else(|| iter::once(all).collect()) {
+    for part in data::initial(mapping).unwrap_or_else(|| iter::once(all).collect()) {
         for start in part.clone().step_by(CHUNK) {
             let chunk = start..part.end.min(start + CHUNK);
             if !data::is_zero(&bytes(mapping)[chunk.clone()]) {
@@ -409,7 +415,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::memory::Backing;
+    use crate::memory::{Backing, mapping::FileSystem};
 
     #[test]
     fn whoever_reads_an_old_snapshot_keeps_it_when_a_new_one_is_written() {
@@ -445,6 +451,55 @@ mod tests {
             // The other half is another region's. A private view leaves the file as it is.
             assert_eq!((file[0], file[1 << 20]), (9, if shared { 0 } else { 9 }));
         }
+    }
+
+    #[test]
+    fn nothing_is_cleared_if_another_vm_uses_a_part_of_the_memory() {
+        let dir = tempfile::tempdir().unwrap();
+        let map = |name: &str| {
+            let path = dir.path().join(name);
+            std::fs::write(&path, vec![9; 1 << 20]).unwrap();
+            let backing = Backing {
+                shared: true,
+                file: Some(path),
+                ..Backing::default()
+            };
+            (Mapping::new(1 << 20, &backing, 0).unwrap(), backing)
+        };
+        let ((first, _), (second, backing)) = (map("first"), map("second"));
+        let others = Mapping::new(1 << 20, &backing, 0).unwrap();
+        let all = || [(0, &first), (1 << 20, &second)].into_iter();
+        let error = clear_each(all()).unwrap_err();
+        assert!(
+            matches!(error, MemoryFileError::Discard { guest, .. } if guest == 1 << 20),
+            "{error}"
+        );
+        assert_eq!((bytes(&first)[7], bytes(&second)[7]), (9, 9));
+        drop(others);
+        clear_each(all()).unwrap();
+        assert!(data::is_zero(bytes(&first)) && data::is_zero(bytes(&second)));
+    }
+
+    #[test]
+    fn clearing_private_memory_of_a_sparse_file_takes_none_for_its_holes() {
+        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
+        let path = dir.path().join("ram");
+        let file = File::create_new(&path).unwrap();
+        file.set_len(64 << 20).unwrap();
+        file.write_all_at(&[9; 4096], 40 << 20).unwrap();
+        let backing = Backing {
+            file: Some(path),
+            ..Backing::default()
+        };
+        let mapping = Mapping::new(64 << 20, &backing, 0).unwrap();
+        if mapping.file_system() != FileSystem::Tmpfs {
+            return eprintln!("not tested: /dev/shm is no tmpfs");
+        }
+        let allocated = || file.metadata().unwrap().blocks() * 512;
+        let before = allocated();
+        clear(&mapping).unwrap();
+        assert_eq!(allocated(), before, "holes have been read");
+        assert!(data::is_zero(bytes(&mapping)));
     }
 
     #[test]

@@ -17,8 +17,34 @@ const RUNNING: u8 = 0;
 const SEALED: u8 = 1;
 const CANCELLED: u8 = 2;
 
-/// How many snapshots are taking an older one's place.
-static SEALS: AtomicUsize = AtomicUsize::new(0);
+/// How many snapshots are taking an older one's place, for the process.
+static SEALS: Seals = Seals(AtomicUsize::new(0));
+
+/// Number of seals, or [`CLOSED`].
+#[derive(Debug)]
+struct Seals(AtomicUsize);
+
+/// No seal can be taken any more.
+const CLOSED: usize = usize::MAX;
+
+impl Seals {
+    fn take(&self) -> bool {
+        let more = |seals| (seals != CLOSED).then(|| seals + 1);
+        let order = Ordering::SeqCst;
+        self.0.fetch_update(order, order, more).is_ok()
+    }
+
+    fn give_back(&self) {
+        self.0.fetch_sub(1, Ordering::SeqCst);
+    }
+
+    /// Returns false, and changes nothing, while there are seals.
+    fn close(&self) -> bool {
+        let order = Ordering::SeqCst;
+        let closed = self.0.compare_exchange(0, CLOSED, order, order);
+        closed.is_ok() || closed == Err(CLOSED)
+    }
+}
 
 /// What was written takes its place while this exists: neither the older snapshot nor the new one is whole.
 #[must_use]
@@ -26,15 +52,15 @@ static SEALS: AtomicUsize = AtomicUsize::new(0);
 pub struct Seal(());
 
 impl Seal {
-    /// Whether there is any. The process should not end by itself then.
-    pub fn is_any() -> bool {
-        SEALS.load(Ordering::SeqCst) > 0
+    /// From now on there is none. Returns false while there is one: the process must not end by itself then.
+    pub fn close() -> bool {
+        SEALS.close()
     }
 }
 
 impl Drop for Seal {
     fn drop(&mut self) {
-        SEALS.fetch_sub(1, Ordering::SeqCst);
+        SEALS.give_back();
     }
 }
 
@@ -74,9 +100,11 @@ impl Writing {
         }
     }
 
-    /// From now on it cannot be cancelled. Fails if it was.
+    /// From now on it cannot be cancelled. Fails if it was, or if the process ends.
     pub fn seal(&self) -> io::Result<Seal> {
-        SEALS.fetch_add(1, Ordering::SeqCst);
+        if !SEALS.take() {
+            return Err(io::Error::other(Cancelled));
+        }
         let seal = Seal(());
         match self.leave_running(SEALED) {
             true => Ok(seal),
@@ -116,7 +144,7 @@ mod tests {
         let sealed = Writing::new(3);
         sealed.advance(2).unwrap();
         let seal = sealed.seal().unwrap();
-        assert!(Seal::is_any());
+        assert!(!Seal::close());
         drop(seal);
         assert!(!sealed.cancel() && !sealed.is_cancelled());
         assert_eq!(sealed.bytes(), (2, 3));
@@ -124,5 +152,18 @@ mod tests {
         assert!(cancelled.cancel() && cancelled.cancel());
         cancelled.seal().unwrap_err();
         cancelled.advance(1).unwrap_err();
+    }
+
+    #[test]
+    fn an_end_never_comes_between_the_begin_and_end_of_a_seal() {
+        let seals = Seals(AtomicUsize::new(0));
+        assert!(seals.take() && seals.take());
+        assert!(!seals.close());
+        seals.give_back();
+        assert!(!seals.close() && seals.take());
+        seals.give_back();
+        seals.give_back();
+        assert!(seals.close() && seals.close());
+        assert!(!seals.take() && seals.close());
     }
 }

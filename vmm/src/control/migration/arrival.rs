@@ -338,6 +338,7 @@ impl Control {
         // Before there are threads that would not be restricted.
         restrict(&config, None).map_err(|error| error.to_string())?;
         let mut host = self.host().map_err(|error| error.to_string())?;
+        let is_given = given.is_some();
         if let Some((memory, others)) = given {
             host.memory = Some(memory);
             host.given = Arc::new(others);
@@ -348,6 +349,11 @@ impl Control {
         let here: Vec<_> = ram.iter().map(offered).collect();
         if here != offer.regions {
             return Err("the machine has its memory elsewhere here than at the source".to_owned());
+        }
+        if !is_given {
+            // Nothing of a VM that is refused is changed.
+            let cleared = machine.clear_memory();
+            cleared.map_err(|error| failed(&error).to_string())?;
         }
         if let Job::Incoming { machine: slot, .. } = &mut self.migrations.job {
             *slot = Some(Incoming {
