@@ -370,11 +370,11 @@ pub fn read(path: &Path, ram: &Ram, ranges: &[MemoryRange]) -> Result<(), Memory
 /// Makes all RAM, which nothing uses yet, read as zeroes. If another VM uses some of it, nothing is changed.
 pub fn clear_all(ram: &Ram) -> Result<(), MemoryFileError> {
     let regions = ram.regions().iter();
-    clear_each(regions.map(|region| (region.guest, &*region.mapping)))
+    clear_each(&regions.map(|region| (region.guest, &*region.mapping)))
 }
 
 fn clear_each<'a>(
-    regions: impl Iterator<Item = (u64, &'a Mapping)> + Clone,
+    regions: &(impl Iterator<Item = (u64, &'a Mapping)> + Clone),
 ) -> Result<(), MemoryFileError> {
     for step in [Mapping::claim, clear, Mapping::release_claim] {
         for (guest, mapping) in regions.clone() {
@@ -469,14 +469,14 @@ mod tests {
         let ((first, _), (second, backing)) = (map("first"), map("second"));
         let others = Mapping::new(1 << 20, &backing, 0).unwrap();
         let all = || [(0, &first), (1 << 20, &second)].into_iter();
-        let error = clear_each(all()).unwrap_err();
+        let error = clear_each(&all()).unwrap_err();
         assert!(
             matches!(error, MemoryFileError::Discard { guest, .. } if guest == 1 << 20),
             "{error}"
         );
         assert_eq!((bytes(&first)[7], bytes(&second)[7]), (9, 9));
         drop(others);
-        clear_each(all()).unwrap();
+        clear_each(&all()).unwrap();
         assert!(data::is_zero(bytes(&first)) && data::is_zero(bytes(&second)));
     }
 
