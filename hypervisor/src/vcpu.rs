@@ -52,6 +52,13 @@ pub enum Exit {
     Halted,
     /// The guest asked for a debugger.
     Debug,
+    /// The host has no memory behind a slot at the moment: its file is shorter than the mapping, its
+    /// file system is full, or a device's mapping was taken away. The access was not made; running
+    /// again repeats it.
+    MemoryFault {
+        /// The guest-physical address, from Linux 6.8 on.
+        address: Option<u64>,
+    },
 }
 
 /// A vCPU. One thread runs it; others interrupt it through a [`Kicker`].
@@ -117,6 +124,9 @@ impl Vcpu {
             Err(error) if matches!(error.errno(), libc::EINTR | libc::EAGAIN) => {
                 return Ok(Exit::Interrupted);
             }
+            Err(error) if error.errno() == libc::EFAULT => {
+                return Ok(Exit::MemoryFault { address: None });
+            }
             Err(error) => return Err(Error::ioctl("run a vCPU")(error)),
         };
         match exit {
@@ -138,6 +148,9 @@ impl Vcpu {
             VcpuExit::Shutdown => return Ok(Exit::Shutdown),
             VcpuExit::Hlt => return Ok(Exit::Halted),
             VcpuExit::Debug(_) => return Ok(Exit::Debug),
+            VcpuExit::MemoryFault { gpa, .. } => {
+                return Ok(Exit::MemoryFault { address: Some(gpa) });
+            }
             VcpuExit::InternalError => {
                 // SAFETY: the page is mapped as long as `self.fd` lives, and KVM filled in this
                 // member of the union for this exit reason.

@@ -30,6 +30,8 @@ use base::Unpoisoned;
 use devices::thread::{ThreadRole, ThreadSpawner, pin_current_thread};
 use hypervisor::{Exit, Exits, Kicker, Vcpu};
 
+use super::memory_faults::MemoryFaults;
+
 /// What a vCPU reports to the machine's control loop.
 #[derive(Debug)]
 pub enum CpuEvent {
@@ -72,10 +74,15 @@ impl Shared {
         self.parking.lock_unpoisoned()
     }
 
-    /// Stays out of the guest for as long as was asked, unless something else is wished.
+    /// Stays out of the guest for as long as a [`Napper`] has asked for.
     fn nap(&self) {
         let nap = self.nap.swap(0, Ordering::Relaxed);
-        let deadline = Instant::now() + Duration::from_micros(nap.into());
+        self.stay_out(Duration::from_micros(nap.into()));
+    }
+
+    /// Stays out of the guest for so long, unless something else is wished.
+    fn stay_out(&self, time: Duration) {
+        let deadline = Instant::now() + time;
         let mut parking = self.parking();
         while self.wish.load(Ordering::SeqCst) == RUN {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -273,6 +280,7 @@ fn set_frozen(shared: &Shared, frozen: bool) {
 /// The thread's body.
 fn run(vcpu: &mut Vcpu, exits: &impl Exits, report: &ReportCpuEvent, shared: &Shared) {
     let mut ran = false;
+    let mut faults = MemoryFaults::default();
     loop {
         match shared.wish.load(Ordering::SeqCst) {
             STOP => return,
@@ -301,6 +309,13 @@ fn run(vcpu: &mut Vcpu, exits: &impl Exits, report: &ReportCpuEvent, shared: &Sh
             }
             // With the in-kernel local APIC a halted vCPU waits inside of KVM_RUN.
             Ok(Exit::Halted | Exit::Debug) => {}
+            Ok(Exit::MemoryFault { address }) => match faults.pause(vcpu.id(), address) {
+                Ok(pause) => shared.stay_out(pause),
+                Err(error) => {
+                    report(CpuEvent::Failed(error));
+                    give_up(shared);
+                }
+            },
             Err(error) => {
                 report(CpuEvent::Failed(error));
                 give_up(shared);
