@@ -18,6 +18,7 @@
 #   context   times of a context, seven times by turns
 #   managed   managed memory by the driver API
 #   suspend   the driver's checkpoint of a program; the worker is killed, another one started, and the program goes on
+#   alone     a program without a worker is suspended and resumed by gantry-checkpoint
 #   suspensions  the same amid training, $SUSPENSIONS times (20), each time with another worker
 #   gpus      two GPUs: peer copies, NCCL, a model trained by both
 set -u
@@ -29,7 +30,7 @@ shift 2
 parts=${*:-drv rt smi torch jax two kill files context}
 work=$(mktemp -d)
 chmod 755 "$work"
-cp "$here"/*.* "$binaries"/gantry-nvidia "$binaries"/libgantry_nvidia_preload.so "$work"
+cp "$here"/*.* "$binaries"/{gantry-nvidia,gantry-checkpoint,libgantry_nvidia_preload.so} "$work"
 cd "$work" || exit 1
 export PATH=$PATH:/usr/local/cuda/bin XLA_PYTHON_CLIENT_PREALLOCATE=false
 export XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'
@@ -96,10 +97,10 @@ for part in $parts; do
       for _ in $(seq 600); do [ -e "$out/ready" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
       process=$(cat "$out/ready")
       echo "suspend: running: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), descriptors of the worker $(ls /proc/$worker/fd | wc -l)"
-      through timeout 60 python3 suspend.py "$process" Lock Checkpoint 2>&1 | tee "$out/suspend.txt"
+      through ./gantry-checkpoint suspend "$process" 2>&1 | tee "$out/suspend.txt"
       echo "suspend: suspended: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), descriptors of the worker $(ls /proc/$worker/fd | wc -l)"
       start_worker
-      through timeout 60 python3 suspend.py "$process" Restore Unlock 2>&1 | tee -a "$out/suspend.txt"
+      through ./gantry-checkpoint resume --all 2>&1 | tee -a "$out/suspend.txt"
       : >"$out/go"
       wait $program
       echo "suspend: exit code $?"
@@ -110,6 +111,26 @@ for part in $parts; do
         grep -v '^ *$' "$out/suspend.worker.err" | tail -5
       fi
       ;;
+    alone)
+      rm -f "$out/go" "$out/ready"
+      timeout 200 python3 suspended.py "$out/ready" "$out/go" >"$out/alone.suspended" 2>"$out/alone.err" &
+      program=$!
+      for _ in $(seq 600); do [ -e "$out/ready" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
+      ./gantry-checkpoint list
+      ./gantry-checkpoint suspend --released --all
+      ./gantry-checkpoint list
+      echo "alone: suspended: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), $(find /proc/$(cat "$out/ready")/fd -lname '/dev/nvidia*' | wc -l) device files"
+      ./gantry-checkpoint resume --all
+      : >"$out/go"
+      wait $program
+      echo "alone: exit code $?"
+      : >"$out/ready"
+      python3 suspended.py "$out/ready.native" "$out/go" >"$out/alone.native"
+      if cmp "$out/alone.native" "$out/alone.suspended"; then echo 'equal: alone'; else
+        echo 'DIFFERENT: alone'
+        diff "$out/alone.native" "$out/alone.suspended"
+      fi
+      ;;
     suspensions)
       rm -f "$out/stop" "$out/training"
       through timeout 500 python3 suspensions.py "$out/training" "$out/stop" >"$out/suspensions.worker" 2>"$out/suspensions.worker.err" &
@@ -117,20 +138,20 @@ for part in $parts; do
       for _ in $(seq 600); do [ -e "$out/training" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
       process=$(cat "$out/training")
       for round in $(seq "${SUSPENSIONS:-20}"); do
-        through timeout 60 python3 suspend.py "$process" Lock Checkpoint
+        through ./gantry-checkpoint suspend "$process"
         steps=$(wc -l <"$out/suspensions.worker")
         echo "round $round after $steps steps: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), device files of the worker $(find /proc/$worker/fd -lname '/dev/nvidia*' | wc -l)"
         start_worker
-        through timeout 60 python3 suspend.py "$process" Restore Unlock
+        through ./gantry-checkpoint resume --all
         # Some steps before the next one.
         for _ in $(seq 100); do [ "$(wc -l <"$out/suspensions.worker")" -gt $((steps + round % 7)) ] && break; sleep .1; done
         kill -0 $program 2>/dev/null || break
       done >"$out/suspensions.txt" 2>&1
       : >"$out/stop"
       wait $program
-      echo "suspensions: exit code $?, $(grep -c '^Checkpoint 0' "$out/suspensions.txt") checkpoints, $(grep -c '^Restore 0' "$out/suspensions.txt") restored"
-      for name in Checkpoint Restore; do
-        sed -n "s/^$name 0, \([0-9]*\) ms/\1/p" "$out/suspensions.txt" | sort -n | awk -v name=$name '{ t[NR] = $1 } END { if (NR) print "  " name ": " t[1] ", median " t[int((NR + 1) / 2)] ", most " t[NR] " ms" }'
+      echo "suspensions: exit code $?, $(grep -c ' suspended in ' "$out/suspensions.txt") suspended, $(grep -c ' resumed in ' "$out/suspensions.txt") resumed"
+      for name in suspended resumed; do
+        sed -n "s/.* $name in \([0-9.]*\) s.*/\1/p" "$out/suspensions.txt" | sort -n | awk -v name=$name '{ t[NR] = $1 } END { if (NR) print "  " name ": " t[1] ", median " t[int((NR + 1) / 2)] ", most " t[NR] " s" }'
       done
       sed -n 's/^round [0-9]* after [0-9]* steps/  suspended/p' "$out/suspensions.txt" | sort | uniq -c
       timeout 300 python3 suspensions.py "$(grep -c ^step "$out/suspensions.worker")" >"$out/suspensions.native" 2>"$out/suspensions.native.err"

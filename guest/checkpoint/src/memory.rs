@@ -1,0 +1,232 @@
+//! Whether this machine has the memory that a suspended program takes, and the limits that are in its way.
+//!
+//! The contents of device memory become anonymous memory of the program. If there is too little, the driver's function
+//! fails or the kernel kills the program; so it is looked at before.
+
+use std::{
+    fmt, fs, io,
+    path::{Path, PathBuf},
+    ptr::null_mut,
+};
+
+use crate::process::Process;
+
+const MIB: u64 = 1 << 20;
+/// What each program takes beside the contents.
+const MARGIN: u64 = 256 * MIB;
+
+/// Bytes, for people.
+pub struct Size(pub u64);
+
+impl fmt::Display for Size {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mib = self.0 as f64 / MIB as f64;
+        if mib < 1024.0 {
+            write!(f, "{mib:.0} MiB")
+        } else {
+            write!(f, "{:.1} GiB", mib / 1024.0)
+        }
+    }
+}
+
+/// What suspending a program takes.
+#[derive(Clone, Debug)]
+pub struct Need {
+    /// The program.
+    pub process: Process,
+    /// The most that it has on devices, in bytes.
+    pub bytes: u64,
+}
+
+impl Need {
+    fn with_margin(&self) -> u64 {
+        (self.bytes + self.bytes / 20).saturating_add(MARGIN)
+    }
+}
+
+/// Why these programs do not fit into memory; nothing if they do. `total`: the most that all of them have together.
+pub fn shortages(needs: &[Need], total: u64) -> Vec<String> {
+    let mut found = Vec::new();
+    let wanted = (total + total / 20).saturating_add(MARGIN * needs.len() as u64);
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
+    for (room, what) in rooms(&meminfo, overcommit.trim()) {
+        if room < wanted {
+            let (wanted, room) = (Size(wanted), Size(room));
+            found.push(format!(
+                "{wanted} of memory are needed and {room} {what}: end other programs, or add memory"
+            ));
+        }
+    }
+    for need in needs {
+        for (group, room) in groups(&need.process) {
+            let in_it = needs
+                .iter()
+                .filter(|other| groups(&other.process).any(|(its, _)| its == group));
+            let wanted = in_it.fold(0u64, |sum, need| sum.saturating_add(need.with_margin()));
+            if room < wanted {
+                let (process, wanted, room) = (&need.process, Size(wanted), Size(room));
+                found.push(format!(
+                    "{process}: its control group has room for {room}, {wanted} are needed: raise {}",
+                    group.join("memory.max").display()
+                ));
+                break;
+            }
+        }
+    }
+    found
+}
+
+/// The memory that is left, by each of the kernel's counts.
+fn rooms(meminfo: &str, overcommit: &str) -> Vec<(u64, &'static str)> {
+    let field = |name: &str| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+        Some(kib * 1024)
+    };
+    let mut rooms = Vec::new();
+    rooms.extend(field("MemAvailable:").map(|room| (room, "are available")));
+    if overcommit == "2"
+        && let (Some(limit), Some(used)) = (field("CommitLimit:"), field("Committed_AS:"))
+    {
+        let room = limit.saturating_sub(used);
+        rooms.push((room, "may be committed (vm.overcommit_memory is 2)"));
+    }
+    rooms
+}
+
+/// The control groups (version 2) of a process that limit memory, and the room in each.
+fn groups(process: &Process) -> impl Iterator<Item = (PathBuf, u64)> {
+    let text = fs::read_to_string(format!("/proc/{}/cgroup", process.number));
+    let text = text.unwrap_or_default();
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"));
+    let root = Path::new("/sys/fs/cgroup");
+    let innermost = root.join(path.unwrap_or_default());
+    let groups: Vec<_> = innermost
+        .ancestors()
+        .take_while(|group| *group != root)
+        .map(Path::to_owned)
+        .collect();
+    groups.into_iter().filter_map(|group| {
+        let number = |file: &str| {
+            let text = fs::read_to_string(group.join(file)).ok()?;
+            text.trim().parse::<u64>().ok()
+        };
+        // "max" is no number.
+        let room = number("memory.max")?.saturating_sub(number("memory.current")?);
+        Some((group, room))
+    })
+}
+
+/// A process's limit of data memory (`ulimit -d`): soft and hard, in bytes.
+pub type DataLimit = [u64; 2];
+
+/// Raises a process's limit of data memory so that `bytes` more fit. Answers what it was, if it had to be raised.
+///
+/// # Errors
+/// The hard limit would have to be raised, too, and this user may not do that.
+pub fn raise_limit(process: &Process, bytes: u64) -> io::Result<Option<DataLimit>> {
+    let [soft, hard] = limit(process.number, None)?;
+    let status = fs::read_to_string(format!("/proc/{}/status", process.number))?;
+    let used = data(&status).unwrap_or(u64::MAX / 2);
+    let wanted = used.saturating_add(bytes).saturating_add(MARGIN);
+    if soft >= wanted {
+        return Ok(None);
+    }
+    limit(process.number, Some([wanted, hard.max(wanted)]))?;
+    Ok(Some([soft, hard]))
+}
+
+/// Sets a process's limit of data memory.
+///
+/// # Errors
+/// The process has ended, or this user may not do that.
+pub fn set_limit(process: &Process, to: DataLimit) -> io::Result<()> {
+    limit(process.number, Some(to)).map(|_| ())
+}
+
+/// Bytes of data memory in /proc/PID/status.
+fn data(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmData:"))?;
+    let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kib * 1024)
+}
+
+fn limit(process: u32, to: Option<DataLimit>) -> io::Result<DataLimit> {
+    let new = to.map(|[soft, hard]| libc::rlimit {
+        rlim_cur: soft,
+        rlim_max: hard,
+    });
+    let mut old = libc::rlimit {
+        rlim_cur: 0,
+        rlim_max: 0,
+    };
+    let given = new
+        .as_ref()
+        .map_or(null_mut(), |new| std::ptr::from_ref(new).cast_mut());
+    // SAFETY: the kernel reads the new limit, if there is one, and writes the old one.
+    let result = unsafe {
+        libc::prlimit(
+            process.cast_signed(),
+            libc::RLIMIT_DATA,
+            given,
+            &raw mut old,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok([old.rlim_cur, old.rlim_max])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_that_may_not_be_committed_counts_where_the_kernel_is_strict() {
+        let meminfo = "MemAvailable:    2048 kB\nCommitLimit:  1000 kB\nCommitted_AS:    400 kB\n";
+        assert_eq!(rooms(meminfo, "0"), [(2048 << 10, "are available")]);
+        assert_eq!(rooms(meminfo, "2")[1].0, 600 << 10);
+        assert_eq!(rooms("", "2"), []);
+    }
+
+    #[test]
+    fn sizes_have_three_digits_or_so() {
+        assert_eq!(Size(4_617_089_843).to_string(), "4.3 GiB");
+        assert_eq!(Size(300 << 20).to_string(), "300 MiB");
+    }
+
+    #[test]
+    fn a_program_that_is_larger_than_the_machine_does_not_fit() {
+        let process = Process::find(std::process::id()).expect("it runs");
+        let need = |bytes| Need {
+            process: process.clone(),
+            bytes,
+        };
+        assert_eq!(shortages(&[need(1)], 1).len(), 0);
+        let large = 1 << 60;
+        let found = shortages(&[need(large)], large);
+        assert!(found[0].contains("are available"), "{found:?}");
+    }
+
+    #[test]
+    fn a_limit_of_data_memory_is_raised_by_what_is_needed_and_set_back() {
+        let mut child = std::process::Command::new("sleep")
+            .arg("1000")
+            .spawn()
+            .expect("it starts");
+        let process = Process::find(child.id()).expect("it runs");
+        set_limit(&process, [64 * MIB, u64::MAX]).expect("it is lower");
+        let before = raise_limit(&process, 1 << 30).expect("the hard limit allows it");
+        assert_eq!(before, Some([64 * MIB, u64::MAX]));
+        let [soft, _] = limit(process.number, None).expect("it runs");
+        assert!(soft >= (1 << 30) + MARGIN);
+        assert_eq!(raise_limit(&process, 1 << 20).expect("it runs"), None);
+        set_limit(&process, [64 * MIB, u64::MAX]).expect("it runs");
+        child.kill().expect("it runs");
+        child.wait().expect("it was killed");
+    }
+}

@@ -1,0 +1,665 @@
+//! Suspending and resuming programs: the order of the steps, and what is undone when one fails.
+
+use std::{
+    io::{self, Write},
+    sync::mpsc::{self, RecvTimeoutError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use base::note;
+
+use crate::{
+    driver::{Code, Driver, DriverError, Inventory, NvmlError, State, Uuid, uuid},
+    journal::{Entry, Journal, JournalError},
+    memory::{self, Need, Size},
+    process::{self, Process},
+};
+
+/// How often a step that takes long says so.
+const PROGRESS: Duration = Duration::from_secs(2);
+
+/// Something was not done.
+#[derive(Debug, thiserror::Error)]
+pub enum OperationError {
+    /// Nothing was begun.
+    #[error("nothing was changed: {}", .0.join("; "))]
+    Refused(Vec<String>),
+    /// A step failed; what had been done was undone.
+    #[error("{0}; all programs go on")]
+    Undone(String),
+    /// Programs are lost.
+    #[error("lost: {}", .0.join("; "))]
+    Lost(Vec<String>),
+    /// The driver cannot be used.
+    #[error("nothing was changed")]
+    Driver(#[from] DriverError),
+    /// NVML cannot be used.
+    #[error("nothing was changed: it is not known how much memory is needed (--force goes on)")]
+    Nvml(#[from] NvmlError),
+    /// The journal cannot be used.
+    #[error("the journal fails")]
+    Journal(#[from] JournalError),
+    /// The output cannot be written.
+    #[error("cannot write the output")]
+    Output(#[from] io::Error),
+}
+
+impl OperationError {
+    /// The exit status of the program.
+    pub fn status(&self) -> u8 {
+        match self {
+            Self::Lost(_) => 3,
+            _ => 1,
+        }
+    }
+}
+
+/// Which programs.
+#[derive(Clone, Debug)]
+pub enum Chosen {
+    /// These processes.
+    Processes(Vec<u32>),
+    /// All that have the driver loaded, or, to resume, all that were suspended.
+    All,
+}
+
+/// How to suspend.
+#[derive(Clone, Debug)]
+pub struct Suspension {
+    /// Which programs.
+    pub chosen: Chosen,
+    /// The most time in which a program's calls have to end.
+    pub limit: Duration,
+    /// Whether drivers that are known to fail, and unknown needs for memory, are accepted.
+    pub force: bool,
+    /// Whether a program that still has a device file open counts as not suspended.
+    pub released: bool,
+}
+
+/// How to resume.
+#[derive(Clone, Debug)]
+pub struct Resumption {
+    /// Which programs.
+    pub chosen: Chosen,
+    /// Devices that take others' places: UUIDs then and now.
+    pub gpus: Vec<(String, String)>,
+    /// Whether unknown needs for memory are accepted.
+    pub force: bool,
+}
+
+/// A program that is suspended, step by step.
+struct Item {
+    process: Process,
+    entry: Entry,
+    is_locked: bool,
+    is_checkpointed: bool,
+}
+
+/// Suspends programs: all of them, or none.
+///
+/// # Errors
+/// Nothing was changed, what was done was undone, or a program is lost.
+pub fn suspend(
+    options: &Suspension,
+    journal: &Journal,
+    out: &mut dyn Write,
+) -> Result<(), OperationError> {
+    let processes = match &options.chosen {
+        Chosen::All => process::with_driver(),
+        Chosen::Processes(numbers) => find(numbers)?,
+    };
+    let mut obstacles: Vec<_> = processes.iter().filter_map(obstacle).collect();
+    if !obstacles.is_empty() {
+        return Err(OperationError::Refused(obstacles));
+    }
+    if processes.is_empty() {
+        writeln!(out, "no program uses the driver")?;
+        return Ok(());
+    }
+    let driver = Driver::open()?;
+    let before = inventory(options.force)?;
+    obstacles.extend(known_to_fail(&before.version).filter(|_| !options.force));
+    let mut items = Vec::new();
+    for process in processes {
+        match driver.state(process.number) {
+            Ok(State::Checkpointed) => writeln!(out, "{process} is suspended already")?,
+            Ok(State::Failed) => obstacles.push(format!("{process} is lost already: end it")),
+            // An earlier call has been killed between two steps.
+            Ok(State::Locked) => {
+                let unlocked = driver.unlock(process.number);
+                obstacles.extend(
+                    unlocked
+                        .err()
+                        .map(|code| format!("{process} is locked and cannot be unlocked: {code}")),
+                );
+                items.push(process);
+            }
+            Ok(_) => items.push(process),
+            Err(code) => obstacles.push(format!("{process}: its state is not known: {code}")),
+        }
+    }
+    let needs: Vec<_> = items.iter().map(|process| need(process, &before)).collect();
+    if !options.force {
+        let listed = items.iter().map(|process| before.bytes_of(process.number));
+        let total = listed
+            .sum::<Option<u64>>()
+            // Those that no list names have together at most what is in use.
+            .unwrap_or_else(|| before.used());
+        obstacles.extend(memory::shortages(&needs, total));
+    }
+    if !obstacles.is_empty() {
+        return Err(OperationError::Refused(obstacles));
+    }
+    let mut work = Work {
+        driver: &driver,
+        journal,
+        items: Vec::new(),
+    };
+    for need in needs {
+        if let Err(reason) = work.prepare(&need, &before) {
+            return Err(work.undo(reason));
+        }
+    }
+    for index in 0..work.items.len() {
+        if let Err(reason) = work.lock(index, options.limit) {
+            return Err(work.undo(reason));
+        }
+    }
+    for index in 0..work.items.len() {
+        if let Err(reason) = work.checkpoint(index, options.released, out) {
+            return Err(work.undo(reason));
+        }
+    }
+    Ok(())
+}
+
+/// Resumes programs, each for itself.
+///
+/// # Errors
+/// Nothing was changed, or a program stays suspended or is lost.
+pub fn resume(
+    options: &Resumption,
+    journal: &Journal,
+    out: &mut dyn Write,
+) -> Result<(), OperationError> {
+    let processes = match &options.chosen {
+        Chosen::All => journal.programs()?,
+        Chosen::Processes(numbers) => find(numbers)?,
+    };
+    if processes.is_empty() {
+        writeln!(out, "no program is suspended")?;
+        return Ok(());
+    }
+    let driver = Driver::open()?;
+    let (mut staying, mut lost) = (Vec::new(), Vec::new());
+    for process in processes {
+        let entry = journal.entry(&process)?;
+        if entry.as_ref().is_some_and(|entry| entry.is_lost) {
+            lost.push(format!("{process}: it failed to resume before: end it"));
+            continue;
+        }
+        let begin = Instant::now();
+        match driver.state(process.number) {
+            Ok(State::Running) => {}
+            Ok(State::Locked) => {
+                if let Err(code) = driver.unlock(process.number) {
+                    staying.push(format!("{process} cannot be unlocked: {code}"));
+                    continue;
+                }
+            }
+            Ok(State::Checkpointed) => {
+                let now = inventory(options.force)?;
+                let saved = entry.as_ref().map_or(&[][..], |entry| &entry.gpus);
+                let places = match places(saved, &options.gpus, &now) {
+                    Ok(places) => places,
+                    Err(reason) => {
+                        staying.push(format!("{process} stays suspended: {reason}"));
+                        continue;
+                    }
+                };
+                if let Err(code) = restore(&driver, &process, &places) {
+                    // A second attempt cannot succeed, and must not look as if it had.
+                    if let Some(entry) = entry {
+                        let entry = Entry {
+                            is_lost: true,
+                            ..entry
+                        };
+                        journal.write(&process, &entry)?;
+                    }
+                    lost.push(format!("{process}: {code}"));
+                    continue;
+                }
+            }
+            Ok(State::Failed | State::Other(_)) => {
+                lost.push(format!("{process}: the driver has given it up: end it"));
+                continue;
+            }
+            Err(code) => {
+                staying.push(format!("{process}: its state is not known: {code}"));
+                continue;
+            }
+        }
+        if let Some(limit) = entry.and_then(|entry| entry.limit)
+            && let Err(error) = memory::set_limit(&process, limit)
+        {
+            note!("gantry-checkpoint: {process} keeps its higher limit of data memory: {error}");
+        }
+        journal.remove(&process)?;
+        let seconds = begin.elapsed().as_secs_f64();
+        writeln!(out, "{process} resumed in {seconds:.1} s")?;
+        out.flush()?;
+    }
+    match (lost.is_empty(), staying.is_empty()) {
+        (true, true) => Ok(()),
+        (true, false) => Err(OperationError::Refused(staying)),
+        (false, _) => {
+            lost.extend(staying);
+            Err(OperationError::Lost(lost))
+        }
+    }
+}
+
+/// Lists programs that have the driver loaded, or were suspended.
+///
+/// # Errors
+/// The driver or the journal cannot be used.
+pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError> {
+    let mut processes = process::with_driver();
+    for process in journal.programs()? {
+        if !processes.contains(&process) {
+            processes.push(process);
+        }
+    }
+    if processes.is_empty() {
+        writeln!(out, "no program uses the driver")?;
+        return Ok(());
+    }
+    let driver = Driver::open()?;
+    let now = Inventory::take().unwrap_or_default();
+    for process in processes {
+        let entry = journal.entry(&process)?;
+        let state = match driver.state(process.number) {
+            _ if entry.as_ref().is_some_and(|entry| entry.is_lost) => "lost".to_owned(),
+            Ok(State::Running) => "running".to_owned(),
+            Ok(State::Locked) => "locked".to_owned(),
+            Ok(State::Checkpointed) => "suspended".to_owned(),
+            Ok(State::Failed) => "lost".to_owned(),
+            Ok(State::Other(state)) => format!("state {state}"),
+            Err(code) => code.to_string(),
+        };
+        let suspended = entry.map(|entry| entry.gpus.iter().map(|gpu| gpu.1).sum());
+        let bytes = now.bytes_of(process.number).or(suspended);
+        let bytes = bytes.map_or("-".to_owned(), |bytes| Size(bytes).to_string());
+        writeln!(
+            out,
+            "{:>8}  {state:<10} {bytes:>10}  {}",
+            process.number, process.name
+        )?;
+    }
+    Ok(())
+}
+
+fn find(numbers: &[u32]) -> Result<Vec<Process>, OperationError> {
+    let (mut found, mut missing) = (Vec::<Process>::new(), Vec::new());
+    for number in numbers {
+        match Process::find(*number) {
+            Ok(process) if found.contains(&process) => {}
+            Ok(process) => found.push(process),
+            Err(error) => missing.push(format!("PID {number}: {error}")),
+        }
+    }
+    if missing.is_empty() {
+        Ok(found)
+    } else {
+        Err(OperationError::Refused(missing))
+    }
+}
+
+/// What is in the way of a program's suspension, whatever the driver says.
+fn obstacle(process: &Process) -> Option<String> {
+    let text = "does not use the driver (no libcuda.so is loaded), or is another user's";
+    process
+        .driver()
+        .is_none()
+        .then(|| format!("{process} {text}"))
+}
+
+/// Why a driver's suspension is not used without being forced.
+fn known_to_fail(version: &str) -> Option<String> {
+    let why = if version.starts_with("570.") {
+        "it answers \"not supported\" for many programs"
+    } else if version == "610.57.04" {
+        "it can crash programs that have many threads"
+    } else {
+        return None;
+    };
+    Some(format!(
+        "driver {version}: {why}; --force tries nevertheless"
+    ))
+}
+
+fn inventory(force: bool) -> Result<Inventory, NvmlError> {
+    match Inventory::take() {
+        Err(error) if force => {
+            note!("gantry-checkpoint: NVML is not used: {error}");
+            Ok(Inventory::default())
+        }
+        taken => taken,
+    }
+}
+
+fn need(process: &Process, before: &Inventory) -> Need {
+    Need {
+        process: process.clone(),
+        bytes: before
+            .bytes_of(process.number)
+            .unwrap_or_else(|| before.used()),
+    }
+}
+
+/// The devices to resume on: a pair of UUIDs for each device that there was.
+fn places(
+    saved: &[(String, u64)],
+    wished: &[(String, String)],
+    now: &Inventory,
+) -> Result<Vec<[Uuid; 2]>, String> {
+    if let Some((old, _)) = wished
+        .iter()
+        .find(|wish| saved.iter().all(|gpu| gpu.0 != wish.0))
+    {
+        return Err(format!("there was no {old} when it was suspended"));
+    }
+    let mut pairs = Vec::new();
+    let mut is_elsewhere = false;
+    for (position, (old, bytes)) in saved.iter().enumerate() {
+        let same = now.gpus.iter().find(|gpu| gpu.uuid == *old);
+        let wish = wished.iter().find(|wish| wish.0 == *old);
+        let gpu = match wish {
+            Some((_, new)) => now.gpus.iter().find(|gpu| gpu.uuid == *new),
+            None => same.or(now.gpus.get(position)),
+        };
+        let Some(gpu) = gpu else {
+            let name = wish.map_or(old, |wish| &wish.1);
+            return Err(format!(
+                "there is no {name}: name a device by --gpu {old}=UUID"
+            ));
+        };
+        if gpu.free < *bytes {
+            let (free, bytes, name) = (Size(gpu.free), Size(*bytes), &gpu.uuid);
+            return Err(format!(
+                "{name} has {free} free, {bytes} are needed; nothing was tried"
+            ));
+        }
+        is_elsewhere |= gpu.uuid != *old;
+        match (uuid(old), uuid(&gpu.uuid)) {
+            (Some(old), Some(new)) if pairs.iter().all(|pair: &[Uuid; 2]| pair[1] != new) => {
+                pairs.push([old, new]);
+            }
+            (Some(_), Some(_)) => {
+                return Err(format!(
+                    "{} would stand for two devices: name them all by --gpu",
+                    gpu.uuid
+                ));
+            }
+            _ => return Err(format!("{old} or {} is not the UUID of a GPU", gpu.uuid)),
+        }
+    }
+    Ok(if is_elsewhere { pairs } else { Vec::new() })
+}
+
+fn restore(driver: &Driver, process: &Process, places: &[[Uuid; 2]]) -> Result<(), Code> {
+    let step = || driver.restore(process.number, places);
+    shown(process, "being restored", step)?;
+    driver.unlock(process.number)
+}
+
+/// Does a step, and says every two seconds that it takes long.
+fn shown<T: Send>(process: &Process, what: &str, step: impl FnOnce() -> T + Send) -> T {
+    thread::scope(|scope| {
+        let (done, waits) = mpsc::channel::<()>();
+        let begin = Instant::now();
+        scope.spawn(move || {
+            while waits.recv_timeout(PROGRESS) == Err(RecvTimeoutError::Timeout) {
+                let seconds = begin.elapsed().as_secs();
+                note!("gantry-checkpoint: {process} is {what}, {seconds} s so far");
+            }
+        });
+        let result = step();
+        drop(done);
+        result
+    })
+}
+
+/// Programs whose suspension has begun.
+struct Work<'a> {
+    driver: &'a Driver,
+    journal: &'a Journal,
+    items: Vec<Item>,
+}
+
+impl Work<'_> {
+    /// Raises a program's limit and writes its entry.
+    fn prepare(&mut self, need: &Need, before: &Inventory) -> Result<(), String> {
+        let process = &need.process;
+        let limit = memory::raise_limit(process, need.bytes).map_err(|error| {
+            format!("{process}: its limit of data memory (ulimit -d) is in the way, and cannot be raised: {error}")
+        })?;
+        let bytes = |gpu: &crate::driver::Gpu| {
+            let entries = gpu
+                .processes
+                .iter()
+                .filter(|entry| entry.0 == process.number);
+            entries
+                .map(|entry| entry.1)
+                .filter(|bytes| *bytes != u64::MAX)
+                .sum()
+        };
+        let gpus = before.gpus.iter().map(|gpu| (gpu.uuid.clone(), bytes(gpu)));
+        let entry = Entry {
+            start: process.start,
+            gpus: gpus.collect(),
+            limit,
+            is_lost: false,
+        };
+        let written = self.journal.write(process, &entry);
+        self.items.push(Item {
+            process: process.clone(),
+            entry,
+            is_locked: false,
+            is_checkpointed: false,
+        });
+        written.map_err(|error| format!("{process}: {}", base::Chain(&error)))
+    }
+
+    fn lock(&mut self, index: usize, limit: Duration) -> Result<(), String> {
+        let item = &mut self.items[index];
+        let (driver, process) = (self.driver, &item.process);
+        if !process.is_alive() {
+            return Err(format!("{process} has ended"));
+        }
+        let step = || driver.lock(process.number, limit);
+        shown(process, "being locked", step).map_err(|code| {
+            format!(
+                "{process} stays: its calls did not end within {} s: {code}",
+                limit.as_secs()
+            )
+        })?;
+        item.is_locked = true;
+        Ok(())
+    }
+
+    fn checkpoint(
+        &mut self,
+        index: usize,
+        released: bool,
+        out: &mut dyn Write,
+    ) -> Result<(), String> {
+        let begin = Instant::now();
+        let used = |inventory: &Inventory| -> Vec<u64> {
+            inventory.gpus.iter().map(|gpu| gpu.used).collect()
+        };
+        let before = Inventory::take()
+            .map(|inventory| used(&inventory))
+            .unwrap_or_default();
+        let item = &mut self.items[index];
+        let (driver, process) = (self.driver, item.process.clone());
+        let step = || driver.checkpoint(process.number);
+        let outcome = shown(&process, "being suspended", step);
+        // The function also succeeds for programs that it has done nothing with.
+        match (outcome, driver.state(process.number)) {
+            (_, Ok(State::Checkpointed)) => {
+                item.is_checkpointed = true;
+                item.is_locked = false;
+            }
+            (Ok(()), _) => return Err(format!("{process} stays: the driver did not suspend it")),
+            (Err(code), _) => return Err(format!("{process} stays: {code}")),
+        }
+        let seconds = begin.elapsed().as_secs_f64();
+        // What it had on devices that list no processes is what they have more now.
+        let after = Inventory::take()
+            .map(|inventory| used(&inventory))
+            .unwrap_or_default();
+        let freed = before
+            .iter()
+            .zip(&after)
+            .map(|(before, after)| before.saturating_sub(*after));
+        for (gpu, freed) in item.entry.gpus.iter_mut().zip(freed) {
+            gpu.1 = gpu.1.max(freed);
+        }
+        let bytes = Size(item.entry.gpus.iter().map(|gpu| gpu.1).sum());
+        self.journal
+            .write(&process, &item.entry)
+            .map_err(|error| base::Chain(&error).to_string())?;
+        let files = process.device_files().unwrap_or_default();
+        if let (Some(file), true) = (files.first(), released) {
+            return Err(format!(
+                "{process} stays: it still has {file} open, for example for NVML"
+            ));
+        }
+        writeln!(out, "{process} suspended in {seconds:.1} s, {bytes}")
+            .and_then(|()| out.flush())
+            .map_err(|error| format!("cannot write the output: {error}"))?;
+        if let Some(file) = files.first() {
+            note!("gantry-checkpoint: {process} still has {file} open, for example for NVML");
+        }
+        Ok(())
+    }
+
+    /// Lets all programs go on, the last first.
+    fn undo(self, reason: String) -> OperationError {
+        let mut lost = Vec::new();
+        for item in self.items.into_iter().rev() {
+            let process = &item.process;
+            let mut is_lost = false;
+            let undone = match (item.is_checkpointed, item.is_locked) {
+                (true, _) => restore(self.driver, process, &[]),
+                (false, true) => self.driver.unlock(process.number),
+                (false, false) => Ok(()),
+            };
+            if let Err(code) = undone {
+                lost.push(format!("{process}: {code}"));
+                is_lost = true;
+            }
+            if let Ok(State::Failed) = self.driver.state(process.number)
+                && !is_lost
+            {
+                lost.push(format!("{process}: the driver has given it up: end it"));
+                is_lost = true;
+            }
+            if let Some(limit) = item.entry.limit {
+                // It may have ended.
+                let _ = memory::set_limit(process, limit);
+            }
+            let noted = if is_lost {
+                let entry = Entry {
+                    is_lost: true,
+                    ..item.entry
+                };
+                self.journal.write(process, &entry)
+            } else {
+                self.journal.remove(process)
+            };
+            if let Err(error) = noted {
+                note!("gantry-checkpoint: {}", base::Chain(&error));
+            }
+        }
+        if lost.is_empty() {
+            OperationError::Undone(reason)
+        } else {
+            lost.insert(0, reason);
+            OperationError::Lost(lost)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::driver::Gpu;
+
+    const A: &str = "GPU-00000000-0000-0000-0000-00000000000a";
+    const B: &str = "GPU-00000000-0000-0000-0000-00000000000b";
+    const C: &str = "GPU-00000000-0000-0000-0000-00000000000c";
+
+    fn now(gpus: &[(&str, u64)]) -> Inventory {
+        let gpu = |(uuid, free): &(&str, u64)| Gpu {
+            uuid: (*uuid).to_owned(),
+            free: *free,
+            used: 0,
+            processes: Vec::new(),
+        };
+        Inventory {
+            version: String::new(),
+            gpus: gpus.iter().map(gpu).collect(),
+        }
+    }
+
+    fn saved(gpus: &[(&str, u64)]) -> Vec<(String, u64)> {
+        let gpus = gpus
+            .iter()
+            .map(|(uuid, bytes)| ((*uuid).to_owned(), *bytes));
+        gpus.collect()
+    }
+
+    fn last(pairs: &[[Uuid; 2]]) -> Vec<[u8; 2]> {
+        pairs.iter().map(|pair| pair.map(|uuid| uuid[15])).collect()
+    }
+
+    #[test]
+    fn a_program_resumes_on_its_own_devices_in_any_order() {
+        let found = places(&saved(&[(A, 5), (B, 0)]), &[], &now(&[(B, 0), (A, 5)]));
+        assert_eq!(found, Ok(vec![]));
+    }
+
+    #[test]
+    fn devices_that_are_missing_are_replaced_by_position() {
+        let found = places(&saved(&[(A, 5), (B, 0)]), &[], &now(&[(C, 5), (B, 0)]));
+        assert_eq!(last(&found.expect("there is room")), [[10, 12], [11, 11]]);
+        let found = places(&saved(&[(A, 5), (B, 0)]), &[], &now(&[(B, 9)]));
+        assert!(found.expect_err("two of one").contains("two devices"));
+    }
+
+    #[test]
+    fn wished_devices_have_to_exist_and_to_have_room() {
+        let wish = |old: &str, new: &str| [(old.to_owned(), new.to_owned())];
+        let gpus = now(&[(A, 0), (B, 4)]);
+        let found = places(&saved(&[(A, 4)]), &wish(A, B), &gpus);
+        assert_eq!(last(&found.expect("there is room")), [[10, 11]]);
+        for (wish, text) in [
+            (wish(A, A), "has 0 MiB free"),
+            (wish(A, C), "there is no"),
+            (wish(C, A), "there was no"),
+        ] {
+            let reason = places(&saved(&[(A, 4)]), &wish, &gpus).expect_err("it is refused");
+            assert!(reason.contains(text), "{reason}");
+        }
+    }
+
+    #[test]
+    fn drivers_that_are_known_to_fail_are_named() {
+        assert!(known_to_fail("570.133.07").is_some());
+        assert!(known_to_fail("610.57.04").is_some());
+        assert!(known_to_fail("580.159.04").is_none());
+    }
+}

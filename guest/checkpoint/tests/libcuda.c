@@ -1,0 +1,53 @@
+// The driver's checkpoint functions, for tests: the state of process N is in the file $STAND_IN/state-N, and what is
+// called is added to $STAND_IN/calls. A file $STAND_IN/fail-FUNCTION-N has the answer of a function that fails.
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static FILE *file(const char *kind, int process, const char *mode) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/%s-%d", getenv("STAND_IN"), kind, process);
+    return fopen(path, mode);
+}
+
+static int number(const char *kind, int process, int otherwise) {
+    int value = otherwise;
+    FILE *from = file(kind, process, "r");
+    if (from) {
+        if (fscanf(from, "%d", &value) != 1) value = otherwise;
+        fclose(from);
+    }
+    return value;
+}
+
+static int step(const char *name, int process, int from, int to) {
+    char path[4096], failure[64];
+    snprintf(path, sizeof path, "%s/calls", getenv("STAND_IN"));
+    FILE *calls = fopen(path, "a");
+    fprintf(calls, "%s %d\n", name, process);
+    fclose(calls);
+    snprintf(failure, sizeof failure, "fail-%s", name);
+    int code = number(failure, process, 0);
+    if (code) return code;
+    if (number("state", process, 0) != from) return 401;
+    FILE *state = file("state", process, "w");
+    fprintf(state, "%d", to);
+    fclose(state);
+    return 0;
+}
+
+int cuInit(unsigned flags) { return flags; }
+int cuCheckpointProcessGetState(int process, int *state) { *state = number("state", process, 0); return 0; }
+int cuCheckpointProcessLock(int process, void *block) { return block ? step("lock", process, 0, 1) : 1; }
+int cuCheckpointProcessUnlock(int process, void *block) { return step("unlock", process, 1, 0); }
+int cuCheckpointProcessCheckpoint(int process, void *block) { return step("checkpoint", process, 1, 2); }
+
+int cuCheckpointProcessRestore(int process, void *block) {
+    struct { const unsigned char (*pairs)[2][16]; unsigned count; } *words = block;
+    for (unsigned at = 0; at < words->count; at++) {
+        FILE *pairs = file("pairs", process, "a");
+        fprintf(pairs, "%x=%x ", words->pairs[at][0][15], words->pairs[at][1][15]);
+        fclose(pairs);
+    }
+    return step("restore", process, 2, 1);
+}
