@@ -387,7 +387,7 @@ impl Raw {
         Ok(())
     }
 
-    fn start(&mut self) {
+    fn start(&mut self) -> Result<()> {
         // Whatever was there before.
         for page in (DIRECTORY..LARGE_TABLE + 2).chain(BAR_SMALL..BAR_SMALL + 64) {
             self.fill(page, 0);
@@ -412,14 +412,18 @@ impl Raw {
         let space = self.space(BAR_DIRECTORY, BAR_SMALL);
         self.instance(BAR_INSTANCE, space);
         self.witness();
-        self.show();
+        self.show()?;
         self.channel();
+        Ok(())
     }
 
-    /// BAR 1 shows the channels' submission pages.
-    fn show(&self) {
+    /// BAR 1 shows the channels' submission pages. Waits until it does, as nouveau does.
+    fn show(&self) -> Result<()> {
         self.set(0x00_1704, 1 << 31 | BAR_INSTANCE);
+        self.set(0x07_0000, 1);
+        self.until("the end of a BAR's flush", || self.get(0x07_0000) & 2 == 0)?;
         self.set(0x00_2254, Window { start: 0 }.encode());
+        Ok(())
     }
 
     /// Makes the channel, anew if there was one.
@@ -459,9 +463,12 @@ impl Raw {
         }
     }
 
-    fn flush(&self) {
+    /// Flushes, and waits until that is done, as nouveau does.
+    fn flush(&self) -> Result<()> {
         self.set(0x10_0cb8, DIRECTORY << 4);
         self.set(0x10_0cbc, 1 << 31 | 1);
+        let is_done = || self.get(0x10_0c80) & 0x8000 != 0;
+        self.until("the end of a flush", is_done)
     }
 
     fn doorbell(&self, put: u32) {
@@ -511,7 +518,7 @@ impl Raw {
 
     /// What is at an address cannot be written: the channel ends, and is made anew.
     fn faults(&mut self, what: &str, va: u64) -> Result<()> {
-        self.flush();
+        self.flush()?;
         self.submit(&release(va, 0xbad));
         let faulted = self.until(what, || self.get(0x00_259c) != 0);
         faulted.with_context(|| format!("no fault: {what}"))?;

@@ -4,7 +4,14 @@
 //! private zeroes. Pages that the guest's tables do not map show the zeroes. The log of the range
 //! detects the guest's writes to watched pages ([`super::watch`]).
 
-use std::{io, ops::Range, sync::Arc};
+use std::{
+    io,
+    ops::Range,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+};
 
 use base::{Access, Mapping as Memory};
 use device_model::memory::{AddressSpace, GuestWrites, HostMemory, Mapping};
@@ -13,9 +20,37 @@ use vm_memory::GuestAddress;
 
 use super::memory::Vram;
 
-/// Maximum number of pieces of VRAM in one range: a process can have at most 65,530 mappings, and
-/// there is a further one between two pieces.
-const MOST_PIECES: usize = 20_000;
+/// Maximum number of pieces of VRAM in all ranges that share a budget: a process can have at most
+/// 65,530 mappings, and there is a further one between two pieces.
+const MOST_PIECES: usize = 16_000;
+
+/// The pieces of VRAM in the ranges of all virtual GPUs of a process.
+#[derive(Debug)]
+pub struct Pieces(AtomicUsize);
+
+impl Pieces {
+    /// None yet.
+    pub const fn new() -> Self {
+        Self(AtomicUsize::new(0))
+    }
+
+    /// The pieces of this process.
+    pub fn of_process() -> &'static Self {
+        static OF_PROCESS: Pieces = Pieces::new();
+        &OF_PROCESS
+    }
+
+    /// Whether there may be another one. Ranges that ask at the same time may exceed the maximum by
+    /// one each.
+    fn has_room(&self) -> bool {
+        self.0.load(Ordering::Relaxed) < MOST_PIECES
+    }
+
+    fn replace(&self, before: usize, after: usize) {
+        self.0.fetch_add(after, Ordering::Relaxed);
+        self.0.fetch_sub(before, Ordering::Relaxed);
+    }
+}
 
 /// Number of pages per word of a log.
 const WORD: usize = 64;
@@ -38,8 +73,9 @@ pub struct Aperture {
     memory: Memory,
     /// The page of VRAM that each page shows.
     shown: Vec<Option<u32>>,
-    /// Number of runs of consecutive pages in `shown`.
+    /// Number of runs of consecutive pages in `shown`, and the budget that they count towards.
     pieces: usize,
+    budget: &'static Pieces,
     /// Pages to which guest writes cause an exit.
     read_only: Range<usize>,
     address: Option<u64>,
@@ -57,13 +93,19 @@ pub struct Aperture {
 impl Aperture {
     /// Creates a range of `len` bytes that shows nothing. With `trapped`, it is not mapped into the
     /// guest.
-    pub fn new(len: u64, space: Arc<dyn AddressSpace>, trapped: bool) -> io::Result<Self> {
+    pub fn new(
+        len: u64,
+        space: Arc<dyn AddressSpace>,
+        trapped: bool,
+        budget: &'static Pieces,
+    ) -> io::Result<Self> {
         let bytes = usize::try_from(len).map_err(io::Error::other)?;
         Ok(Self {
             placed: Vec::new(),
             memory: Memory::anonymous(bytes, Access::ReadWrite)?,
             shown: vec![None; bytes / PAGE as usize],
             pieces: 0,
+            budget,
             read_only: 0..0,
             address: None,
             space,
@@ -189,14 +231,16 @@ impl Aperture {
         found
     }
 
-    /// Shows these pages in the range, from its page `first` on; each must be within VRAM.
+    /// Shows these pages in the range, from its page `first` on; each must be within VRAM. Returns
+    /// how many are done when `is_over` says that others wait.
     pub fn show(
         &mut self,
         first: usize,
         wanted: &[Option<u32>],
         vram: &Vram,
         is_watched: impl Fn(u32) -> bool,
-    ) -> io::Result<()> {
+        is_over: impl Fn() -> bool,
+    ) -> io::Result<usize> {
         let count = wanted.len().min(self.shown.len().saturating_sub(first));
         let mut index = 0;
         while index < count {
@@ -204,25 +248,29 @@ impl Aperture {
             let len = (1..count - index)
                 .find(|step| wanted[index + step] != follower(page, *step))
                 .unwrap_or(count - index);
-            self.show_piece(first + index..first + index + len, page, vram, &is_watched)?;
+            let is_changed =
+                self.show_piece(first + index..first + index + len, page, vram, &is_watched)?;
             index += len;
+            if is_changed && is_over() {
+                return Ok(index);
+            }
         }
-        Ok(())
+        Ok(wanted.len())
     }
 
     /// Shows consecutive pages from `first`, or nothing. Pages that are already shown are not
-    /// touched.
+    /// touched. Returns whether there were others.
     fn show_piece(
         &mut self,
         pages: Range<usize>,
         first: Option<u32>,
         vram: &Vram,
         is_watched: impl Fn(u32) -> bool,
-    ) -> io::Result<()> {
-        let first = first.filter(|_| self.pieces < MOST_PIECES);
+    ) -> io::Result<bool> {
+        let first = first.filter(|_| self.budget.has_room());
         let differs = |nth: &usize| self.shown[pages.start + nth] != follower(first, *nth);
         let Some(from) = (0..pages.len()).find(differs) else {
-            return Ok(());
+            return Ok(false);
         };
         let to = (from..pages.len()).rfind(differs).unwrap_or(from) + 1;
         let at = (pages.start + from) * PAGE as usize;
@@ -249,7 +297,8 @@ impl Aperture {
         }
         let after = self.starts(changed.start..changed.end + 1);
         self.pieces = self.pieces + after - before;
-        Ok(())
+        self.budget.replace(before, after);
+        Ok(true)
     }
 
     /// Number of pieces that begin in a range of pages.
@@ -272,6 +321,12 @@ impl Aperture {
         if let Some(word) = placed.watched.get_mut(nth / WORD) {
             *word = *word & !(1 << (nth % WORD)) | u64::from(watched) << (nth % WORD);
         }
+    }
+}
+
+impl Drop for Aperture {
+    fn drop(&mut self) {
+        self.budget.replace(self.pieces, 0);
     }
 }
 

@@ -20,6 +20,7 @@ use gpu_mediator::gpu::wire::{Event, MOST_BATCHES, MOST_ENTRIES, Request};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
 use super::{
+    deadline::Deadline,
     link::Link,
     memory::Vram,
     recorder::{Memory, Recorder},
@@ -58,6 +59,10 @@ struct Bound {
     sent: u32,
     done: u32,
     flights: VecDeque<Flight>,
+    /// The mediator has unbound it, and none of its work is running.
+    is_unbound: bool,
+    /// The mediator has reported its end: none of its work is running.
+    is_over: bool,
 }
 
 /// A channel.
@@ -68,6 +73,9 @@ pub struct Channel {
     /// The GP_PUT value that the guest has submitted.
     put: Option<u32>,
     bound: Option<Bound>,
+    /// The directory of the address space in which it is about to be bound: its tables have not
+    /// been sent completely yet.
+    joins: Option<u32>,
     /// It has ended, until the guest creates it again.
     ended: bool,
 }
@@ -88,13 +96,34 @@ pub struct World<'a> {
     pub recorder: &'a mut Option<Recorder>,
     /// Events for the registers.
     pub happenings: &'a mut Vec<Happening>,
+    /// Channels whose submissions wait until tables have been sent.
+    pub waiting: &'a mut VecDeque<u8>,
+    /// When the work must stop for now.
+    pub until: Deadline,
 }
 
 impl World<'_> {
-    /// Sends the changes in an address space to the mediator.
-    fn sync(&mut self, directory: u32) {
-        self.tables
-            .sync(directory, self.views, self.vram, self.link);
+    /// Sends the changes in an address space to the mediator. Returns whether all are sent;
+    /// otherwise the channel's submissions wait.
+    fn sync(&mut self, directory: u32, channel: u8) -> bool {
+        let (views, vram, link) = (&mut *self.views, self.vram, &mut *self.link);
+        let is_done = self.tables.sync(directory, views, vram, link, self.until);
+        is_done || self.wait(channel)
+    }
+
+    /// Finishes the work on tables that was left. Returns whether it is finished; otherwise the
+    /// channel's submissions wait.
+    fn settle(&mut self, channel: u8) -> bool {
+        let (views, vram, link) = (&mut *self.views, self.vram, &mut *self.link);
+        self.tables.advance(views, vram, link, self.until) || self.wait(channel)
+    }
+
+    /// Makes a channel's submissions wait; false.
+    fn wait(&mut self, channel: u8) -> bool {
+        if !self.waiting.contains(&channel) {
+            self.waiting.push_back(channel);
+        }
+        false
     }
 
     fn read(&self, target: Target, offset: u64, data: &mut [u8]) -> bool {
@@ -150,16 +179,17 @@ impl Bound {
 }
 
 impl Channel {
-    /// Whether the mediator has work of this channel in an address space.
+    /// Whether the mediator has work of this channel in an address space. That of a channel that
+    /// was ended here, by a ring that is not mapped, goes on.
     pub fn is_flying_in(&self, directory: u32) -> bool {
-        let bound = self.bound.as_ref();
+        let bound = self.bound.as_ref().filter(|bound| !bound.is_over);
         bound.is_some_and(|bound| bound.directory() == directory && !bound.flights.is_empty())
     }
 
-    /// Whether it is bound in an address space.
+    /// Whether it is bound in an address space, or is about to be.
     pub fn is_bound_in(&self, directory: u32) -> bool {
         let bound = self.bound.as_ref();
-        bound.is_some_and(|bound| bound.directory() == directory)
+        self.joins == Some(directory) || bound.is_some_and(|bound| bound.directory() == directory)
     }
 
     /// Handles a write to its entry in the channel table.
@@ -167,6 +197,7 @@ impl Channel {
         let old = std::mem::replace(&mut self.entry, entry);
         if old.instance != entry.instance {
             self.unbind(number, old.instance, world);
+            self.joins = None;
             self.put = None;
             self.ended = false;
         } else if !entry.enabled && old.enabled {
@@ -186,8 +217,20 @@ impl Channel {
         }
     }
 
+    /// Asks the mediator to stop its work and to unbind it, if it leaves the run list. Returns
+    /// whether the mediator must answer before the channel is [unlisted](Self::list).
+    pub fn begin_to_leave(&mut self, number: u8, link: &mut Link) -> bool {
+        let (true, Some(bound)) = (self.listed && self.is_flying(), &mut self.bound) else {
+            return false;
+        };
+        link.send(&Request::Unbind { channel: number });
+        bound.is_unbound = true;
+        true
+    }
+
     /// Stops the channel: none of its work is running when this returns.
     fn stop(&mut self, number: u8, world: &mut World) {
+        self.joins = None;
         if self.is_flying() {
             self.unbind(number, self.entry.instance, world);
         }
@@ -214,10 +257,14 @@ impl Channel {
     /// former binding.
     fn leave(&mut self, number: u8, instance: Option<Target>, world: &mut World) -> Option<Bound> {
         let mut bound = self.bound.take()?;
-        world.link.send(&Request::Unbind { channel: number });
+        if !bound.is_unbound {
+            world.link.send(&Request::Unbind { channel: number });
+        }
         if !bound.flights.is_empty() {
             // After this, the guest may reuse the memory that its work could write to.
-            world.link.sync();
+            if !bound.is_unbound {
+                world.link.sync();
+            }
             // Events that have arrived belong to this binding: the next one must not receive them.
             for event in world.link.inbox.take_of(number) {
                 match event {
@@ -259,6 +306,9 @@ impl Channel {
 
     /// Ends it, as the mediator reported.
     fn end(&mut self, number: u8, event: Event, instance: Option<Target>, world: &mut World) {
+        if let Some(bound) = &mut self.bound {
+            bound.is_over = true;
+        }
         match event {
             Event::Fault {
                 unit,
@@ -303,6 +353,7 @@ impl Channel {
     /// Handles the loss of the mediator, and with it the engines' state of the channel: it ends. A
     /// channel that has not submitted anything yet continues when the mediator is back.
     pub fn lose(&mut self, world: &mut World) {
+        self.joins = None;
         if self.bound.take().is_some() {
             let fault = Fault {
                 unit: unit::FIFO,
@@ -345,7 +396,9 @@ impl Channel {
         }
         if bound.sent != put {
             let directory = bound.directory();
-            world.sync(directory);
+            if !world.sync(directory, number) {
+                return;
+            }
         }
         while bound.sent != put && bound.flights.len() < MOST_BATCHES {
             match gather(bound, put, world) {
@@ -371,7 +424,8 @@ impl Channel {
         }
     }
 
-    /// Binds it at the mediator as its instance block says; false if that is impossible.
+    /// Binds it at the mediator as its instance block says; false if that is impossible, or must
+    /// wait.
     fn bind(&mut self, number: u8, instance: Target, world: &mut World) -> bool {
         let mut bytes = [0; instance::BYTES];
         if !world.read(instance, 0, &mut bytes) {
@@ -405,6 +459,10 @@ impl Channel {
             return false;
         }
         let directory = block.space.number;
+        // What leaves makes room.
+        if !world.settle(number) {
+            return false;
+        }
         let World {
             tables,
             views,
@@ -415,9 +473,15 @@ impl Channel {
         let Some(space) = tables.space(directory, views, vram, link) else {
             return false;
         };
-        // The page may have been a different directory before.
-        world.tables.touch(directory);
-        world.sync(directory);
+        if self.joins != Some(directory) {
+            // The page may have been a different directory before.
+            world.tables.touch(directory);
+        }
+        self.joins = Some(directory);
+        if !world.sync(directory, number) {
+            return false;
+        }
+        self.joins = None;
         world.link.send(&Request::Bind {
             channel: number,
             space,
@@ -434,6 +498,8 @@ impl Channel {
             sent: get,
             done: get,
             flights: VecDeque::new(),
+            is_unbound: false,
+            is_over: false,
         });
         true
     }

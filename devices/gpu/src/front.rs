@@ -1,15 +1,16 @@
 //! The registers and BARs that the guest accesses.
 
 use std::{
+    collections::VecDeque,
     io,
     os::fd::AsFd,
-    sync::{Arc, Mutex, MutexGuard},
-    time::Instant,
+    sync::{Arc, MutexGuard},
+    time::{Duration, Instant},
 };
 
-use base::Unpoisoned;
 use device_model::{
     bus::BusDevice,
+    fair_lock::FairLock,
     memory::{AddressSpace, GuestMemory},
 };
 use gf100::{
@@ -20,7 +21,7 @@ use gf100::{
     },
     recording::{Access, Place},
     registers::{
-        Bar, CHANNELS, ChannelEntry, Effects, Flush, Registers, RunList, is_plain, is_quiet,
+        self, Bar, CHANNELS, ChannelEntry, Effects, Flush, Registers, RunList, is_plain, is_quiet,
     },
 };
 use gpu_mediator::gpu::wire::{Event, Request};
@@ -31,8 +32,10 @@ use vm_memory::{
 use super::{
     Error, Options,
     channels::{Channel, Happening, World},
+    counters::{self, Counters},
+    deadline::Deadline,
     lines::Lines,
-    link::{Again, Link, Receiver, Wanted},
+    link::{Again, Link, PATIENCE, Question, Receiver, Wanted},
     memory::Vram,
     mirror::Mirror,
     recorder::Recorder,
@@ -42,6 +45,13 @@ use super::{
 
 /// Offset of the window in BAR 0.
 const WINDOW_START: u64 = 0x70_0000;
+/// For how long work that a guest has caused may hold the lock at a time. The rest is left to
+/// [`Front::work`], which holds it no longer at a time, so that a guest keeps neither its own vCPUs
+/// nor the thread that owns the VM waiting.
+const STEP: Duration = Duration::from_millis(2);
+/// The same while accesses are recorded: nothing is left, so that what an access has caused is in
+/// the recording before the access is.
+const RECORDED_STEP: Duration = Duration::from_secs(3600);
 /// Byte in the mirror of PCI configuration space that rearms the MSI.
 const REARM: u64 = 0x08_8704;
 
@@ -68,11 +78,23 @@ struct Engines {
     user: Option<Window>,
     happenings: Vec<Happening>,
     /// Channels with a timeout that is not reported yet: the registers report one at a time.
-    late: std::collections::VecDeque<u8>,
+    late: VecDeque<u8>,
     counts: Counts,
     recorder: Option<Recorder>,
     lazy: bool,
     lost: bool,
+    /// The VM is paused, and the mediator holds its channels.
+    held: bool,
+    /// Directories of address spaces that are to be flushed.
+    flushing: Vec<u32>,
+    /// A flush is done when the mediator has answered this.
+    awaited: Option<Question>,
+    /// The mediator must be asked before the flush is done.
+    must_ask: bool,
+    /// Channels whose submissions wait until tables have been sent.
+    waiting: VecDeque<u8>,
+    /// When the current work must stop for now.
+    until: Deadline,
 }
 
 struct State {
@@ -80,12 +102,38 @@ struct State {
     mirror: Mirror,
     engines: Engines,
     lines: Lines,
+    /// What the guest's registers show.
+    shown: Progress,
+}
+
+/// What the guest waits for, as registers show it.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+struct Progress {
+    /// A flush of tables is in progress.
+    is_flushing: bool,
+    /// A BAR does not show yet what its tables say.
+    is_showing: bool,
+}
+
+impl Progress {
+    /// The value of a register, which contains `word` if nothing is in progress.
+    fn seen(self, at: u32, word: u32) -> u32 {
+        match at & !3 {
+            registers::TRANSLATIONS if self.is_flushing => word & !registers::TRANSLATED,
+            registers::BAR_FLUSH if self.is_showing => word | registers::BAR_FLUSHING,
+            _ => word,
+        }
+    }
 }
 
 /// The virtual GPU, shared by vCPUs and its threads.
 pub struct Front {
     name: String,
-    state: Mutex<State>,
+    state: FairLock<State>,
+    counters: Counters,
+    /// Every access is recorded.
+    records: bool,
+    step: Duration,
     start: Instant,
 }
 
@@ -118,15 +166,21 @@ impl Front {
             views,
             ram,
             link,
-            tables: Tables::default(),
+            tables: Tables::new(options.vram),
             channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
             user: None,
             happenings: Vec::new(),
-            late: std::collections::VecDeque::new(),
+            late: VecDeque::new(),
             counts: Counts::default(),
             recorder,
             lazy: options.lazy,
             lost: false,
+            held: false,
+            flushing: Vec::new(),
+            awaited: None,
+            must_ask: false,
+            waiting: VecDeque::new(),
+            until: Deadline::after(STEP),
             vram,
         };
         let state = State {
@@ -134,10 +188,17 @@ impl Front {
             mirror: mirror.map_err(Error::Memory)?,
             engines,
             lines: Lines::default(),
+            shown: Progress::default(),
         };
         let front = Self {
             name: options.thread_name.clone(),
-            state: Mutex::new(state),
+            state: FairLock::new(state),
+            counters: Counters::default(),
+            records: options.record.is_some(),
+            step: match options.record {
+                Some(_) => RECORDED_STEP,
+                None => STEP,
+            },
             start: Instant::now(),
         };
         front.with(|state| state.engines.window_base(0));
@@ -145,7 +206,9 @@ impl Front {
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock_unpoisoned()
+        let mut state = self.state.lock();
+        state.engines.until = Deadline::after(self.step);
+        state
     }
 
     /// Nanoseconds since the start; a u64 holds centuries of them.
@@ -157,8 +220,15 @@ impl Front {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let now = self.now();
         let mut state = self.lock();
+        let (had_work, was_behind) = (state.engines.has_work(), state.engines.is_behind());
         let done = work(&mut state);
         state.raise_interrupts(now);
+        state.show_progress();
+        let engines = &state.engines;
+        if !had_work && engines.has_work() || !was_behind && engines.is_behind() {
+            engines.link.inbox.look();
+        }
+        self.counters.publish(state.counts());
         done
     }
 
@@ -169,8 +239,20 @@ impl Front {
         let inbox = Arc::clone(&self.lock().engines.link.inbox);
         loop {
             let now = self.now();
-            let alarm = self.lock().registers.next_alarm();
-            let patience = alarm.map(|at| std::time::Duration::from_nanos(at.saturating_sub(now)));
+            let (alarm, has_work, waits) = {
+                let state = self.lock();
+                let engines = &state.engines;
+                let has_work = engines.has_work() || inbox.has_more();
+                let waits = engines.awaited.is_some();
+                (state.registers.next_alarm(), has_work, waits)
+            };
+            let patience = alarm.map(|at| Duration::from_nanos(at.saturating_sub(now)));
+            // An answer wakes this thread; a mediator that gives none must be noticed, too.
+            let patience = [patience, waits.then_some(PATIENCE)].into_iter().flatten();
+            let patience = match has_work {
+                true => Some(Duration::ZERO),
+                false => patience.min(),
+            };
             let entry = |fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
@@ -178,7 +260,9 @@ impl Front {
             };
             let line = served.map_or(-1, AsRawFd::as_raw_fd);
             let mut entries = [entry(inbox.wake.as_raw_fd()), entry(line)];
-            if base::poll::poll(&mut entries, patience).is_err() {
+            if let Err(error) = base::poll::poll(&mut entries, patience) {
+                let name = &self.name;
+                log::error!("{name}: cannot wait, so there are no more interrupts: {error}");
                 return;
             }
             if entries[0].revents != 0 {
@@ -194,7 +278,11 @@ impl Front {
                 }
                 while let Some(event) = inbox.next() {
                     state.engines.event(event);
+                    if state.engines.until.is_over() {
+                        break;
+                    }
                 }
+                state.engines.advance();
             });
             if inbox.has_ended() {
                 return;
@@ -247,6 +335,8 @@ impl Front {
             engines.lose();
             let receiver = engines.link.go_on(again).ok()?;
             lend(&engines.ram, &mut engines.link).ok()?;
+            let held = engines.held;
+            engines.link.send(&Request::Hold { held });
             engines.lost = false;
             engines.counts.reconnections += 1;
             for number in 0..CHANNELS {
@@ -258,6 +348,24 @@ impl Front {
             log::info!("{}: gantry-gpu is back", self.name);
         }
         done
+    }
+
+    /// Stops the work of all channels where it is, because the VM is paused, or lets it continue.
+    /// None of it runs when this returns, and what it has completed until then has been handled.
+    pub fn hold(&self, held: bool) {
+        self.with(|state| {
+            let engines = &mut state.engines;
+            engines.held = held;
+            engines.link.send(&Request::Hold { held });
+            if !held {
+                return;
+            }
+            engines.link.sync();
+            let inbox = Arc::clone(&engines.link.inbox);
+            while let Some(event) = inbox.next() {
+                engines.event(event);
+            }
+        });
     }
 
     /// Disconnects from the mediator.
@@ -272,6 +380,20 @@ impl Front {
         self.lock().engines.link.inbox.has(is)
     }
 
+    /// Runs `work` while the state is locked.
+    #[cfg(test)]
+    pub fn locked<T>(&self, work: impl FnOnce() -> T) -> T {
+        let _state = self.lock();
+        work()
+    }
+
+    /// Sets for how long an access may hold the lock: with zero, each does the least work that it
+    /// can, and leaves the rest.
+    #[cfg(test)]
+    pub fn set_step(&mut self, step: Duration) {
+        self.step = step;
+    }
+
     /// Ends the threads.
     pub fn end(&self) {
         self.lock().engines.link.end();
@@ -279,77 +401,59 @@ impl Front {
 
     /// Runs `work` on the interrupts.
     pub fn with_lines<T>(&self, work: impl FnOnce(&mut Lines) -> T) -> T {
-        work(&mut self.lock().lines)
+        self.with(|state| work(&mut state.lines))
     }
 
     /// A BAR is now decoded at an address, or nowhere.
     pub fn place(&self, bar: u8, address: Option<u64>) -> io::Result<()> {
-        let mut state = self.lock();
-        let State {
-            mirror, engines, ..
-        } = &mut *state;
-        let (views, vram) = (&mut engines.views, &engines.vram);
-        match bar {
-            0 => {
-                mirror.place(address)?;
-                let address = address.map(|at| at + WINDOW_START);
-                views.window.place(address, vram)
+        self.with(|state| {
+            let State {
+                mirror, engines, ..
+            } = state;
+            let (views, vram) = (&mut engines.views, &engines.vram);
+            match bar {
+                0 => {
+                    let mirrored = mirror.place(address);
+                    // In any case: the window must not stay at its previous address.
+                    let address = address.map(|at| at + WINDOW_START);
+                    views.window.place(address, vram).and(mirrored)
+                }
+                1 => views.bar(0).place(address, vram),
+                _ => views.bar(1).place(address, vram),
             }
-            1 => views.bar(0).place(address, vram),
-            _ => views.bar(1).place(address, vram),
-        }
+        })
     }
 
     /// Returns to the power-on state, except for VRAM's contents.
     pub fn reset(&self) {
         let now = self.now();
-        let mut state = self.lock();
-        let State {
-            registers,
-            mirror,
-            engines,
-            ..
-        } = &mut *state;
-        *registers = Registers::new(engines.vram.len(), now);
-        if let Err(error) = mirror.reset(registers.plain_values()) {
-            log::warn!("{}: cannot reset registers: {error}", self.name);
-        }
-        engines.reset();
-        state.raise_interrupts(now);
+        self.with(|state| {
+            let State {
+                registers,
+                mirror,
+                engines,
+                shown,
+                ..
+            } = state;
+            *shown = Progress::default();
+            *registers = Registers::new(engines.vram.len(), now);
+            if let Err(error) = mirror.reset(registers.plain_values()) {
+                log::warn!("{}: cannot reset registers: {error}", self.name);
+            }
+            // Tables are forgotten in steps.
+            engines.reset();
+        });
     }
 
     /// Counters, as (name, value) pairs.
     pub fn counters(&self) -> Vec<(&'static str, u64)> {
-        let mut state = self.lock();
         // Everything that is counted must be in the recording.
-        if let Some(recorder) = &mut state.engines.recorder {
+        if self.records
+            && let Some(recorder) = &mut self.lock().engines.recorder
+        {
             recorder.flush();
         }
-        let engines = &state.engines;
-        let (counts, tables) = (engines.counts, engines.tables.counts);
-        let (views, watch) = (&engines.views, engines.views.watch.counts);
-        vec![
-            ("register_reads", counts.reads),
-            ("register_writes", counts.writes),
-            ("bar_reads", counts.bar_reads),
-            ("bar_writes", counts.bar_writes),
-            ("doorbells", counts.doorbells),
-            ("flushes", counts.flushes),
-            ("syncs", tables.syncs),
-            ("walks", tables.walks),
-            ("entries_compared", tables.compared),
-            ("entries_told", tables.told),
-            ("log_reads", watch.refreshes),
-            ("pages_written", watch.written),
-            ("pages_armed", views.apertures().map(|its| its.armed).sum()),
-            (
-                "pieces_mapped",
-                views.apertures().map(|its| its.mapped).sum(),
-            ),
-            ("messages", engines.link.sent),
-            ("reconnections", counts.reconnections),
-            ("interrupts", state.lines.raised),
-        ]
+        self.counters.all()
     }
 }
 
@@ -373,6 +477,47 @@ fn lend(ram: &GuestMemory, link: &mut Link) -> Result<(), Error> {
 }
 
 impl State {
+    /// The counters, in the order of their names.
+    fn counts(&self) -> [u64; counters::COUNT] {
+        let engines = &self.engines;
+        let (counts, tables) = (engines.counts, engines.tables.counts);
+        let (views, watch) = (&engines.views, engines.views.watch.counts);
+        [
+            counts.reads,
+            counts.writes,
+            counts.bar_reads,
+            counts.bar_writes,
+            counts.doorbells,
+            counts.flushes,
+            tables.syncs,
+            tables.walks,
+            tables.compared,
+            tables.told,
+            tables.refused,
+            watch.refreshes,
+            watch.written,
+            views.apertures().map(|its| its.armed).sum(),
+            views.apertures().map(|its| its.mapped).sum(),
+            engines.link.sent,
+            counts.reconnections,
+            self.lines.raised,
+        ]
+    }
+
+    /// Shows the guest what is in progress.
+    fn show_progress(&mut self) {
+        let progress = self.engines.progress();
+        if std::mem::replace(&mut self.shown, progress) != progress {
+            let done = [
+                (registers::TRANSLATIONS, registers::ROOM),
+                (registers::BAR_FLUSH, 0),
+            ];
+            for (at, word) in done {
+                self.mirror.set(at, progress.seen(at, word));
+            }
+        }
+    }
+
     /// Updates the interrupt registers from the events, and then the line.
     fn raise_interrupts(&mut self, now: u64) {
         let interrupts = &mut self.registers.interrupts;
@@ -381,6 +526,7 @@ impl State {
                 Happening::Fault(fault) => interrupts.fault(fault),
                 Happening::Command(error) => interrupts.command_error(error),
                 Happening::NonStall => interrupts.non_stall(0),
+                Happening::Timeout(channel) if self.engines.late.contains(&channel) => {}
                 Happening::Timeout(channel) => self.engines.late.push_back(channel),
             }
         }
@@ -403,6 +549,8 @@ impl Engines {
             link: &mut self.link,
             recorder: &mut self.recorder,
             happenings: &mut self.happenings,
+            waiting: &mut self.waiting,
+            until: self.until,
         };
         (&mut self.channels, world)
     }
@@ -457,9 +605,8 @@ impl Engines {
         for number in 0..CHANNELS {
             self.with_channel(number, Channel::lose);
         }
-        for directory in self.tables.directories() {
-            self.forget(directory);
-        }
+        self.tables.lose(&mut self.views.watch, &self.vram);
+        (self.awaited, self.must_ask) = (None, false);
         true
     }
 
@@ -472,15 +619,99 @@ impl Engines {
         for directory in self.tables.directories() {
             self.forget(directory);
         }
+        self.flushing.clear();
+        self.waiting.clear();
+        (self.awaited, self.must_ask) = (None, false);
         self.user_window(None);
         self.bar(Bar::One, None);
         self.bar(Bar::Three, None);
         self.window_base(0);
     }
 
+    /// Whether work is left that [`Self::advance`] can do now.
+    fn has_work(&self) -> bool {
+        let has_flush = !self.flushing.is_empty() || self.must_ask;
+        has_flush || !self.waiting.is_empty() || self.views.is_behind() || self.tables.is_behind()
+    }
+
+    /// Whether work is left, or an answer of the mediator is awaited.
+    fn is_behind(&self) -> bool {
+        self.has_work() || self.awaited.is_some()
+    }
+
+    /// What is in progress that the guest waits for.
+    fn progress(&self) -> Progress {
+        let is_asking = self.must_ask || self.awaited.is_some();
+        let is_showing = self.views.is_behind();
+        Progress {
+            is_flushing: is_asking || !self.flushing.is_empty() || is_showing,
+            is_showing,
+        }
+    }
+
+    /// Continues the work that is left, until it must stop for now.
+    fn advance(&mut self) {
+        if self.views.advance(&self.vram, self.until) && self.flush_tables() {
+            self.finish_flush();
+        }
+        // Each channel once: one that still has to wait comes last.
+        for _ in 0..self.waiting.len() {
+            let Some(number) = self.waiting.pop_front() else {
+                break;
+            };
+            self.with_channel(number, |its, world| its.pump(number, world));
+            if self.until.is_over() {
+                return;
+            }
+        }
+        let (views, vram, link) = (&mut self.views, &self.vram, &mut self.link);
+        self.tables.advance(views, vram, link, self.until);
+    }
+
+    /// Flushes address spaces. Returns whether none is left.
+    fn flush_tables(&mut self) -> bool {
+        while let Some(directory) = self.flushing.pop() {
+            let mut channels = self.channels.iter();
+            if !channels.any(|channel| channel.is_bound_in(directory)) {
+                // Its memory may have another use by now.
+                self.forget(directory);
+                continue;
+            }
+            let mut channels = self.channels.iter();
+            let flies = channels.any(|channel| channel.is_flying_in(directory));
+            if flies || !self.lazy {
+                let (views, vram, link) = (&mut self.views, &self.vram, &mut self.link);
+                if !self.tables.sync(directory, views, vram, link, self.until) {
+                    self.flushing.push(directory);
+                    return false;
+                }
+                self.must_ask |= flies;
+            }
+        }
+        true
+    }
+
+    /// Waits until the mediator has flushed, too, if it must.
+    fn finish_flush(&mut self) {
+        if std::mem::take(&mut self.must_ask) {
+            self.awaited = Some(self.link.ask());
+        }
+        let link = &self.link;
+        self.awaited
+            .take_if(|question| link.wait(*question, self.until));
+    }
+
     /// Applies a new run list: the channels for which `listed` is true.
     fn run(&mut self, listed: impl Fn(u8) -> bool) {
-        // First those that leave it.
+        // First those that leave it: the mediator stops them all before it answers.
+        let mut must_wait = false;
+        for number in (0..CHANNELS).filter(|number| !listed(*number)) {
+            let channel = self.channels.get_mut(usize::from(number));
+            must_wait |= channel.is_some_and(|its| its.begin_to_leave(number, &mut self.link));
+        }
+        if must_wait {
+            self.link.sync();
+        }
         for wanted in [false, true] {
             for number in (0..CHANNELS).filter(|number| listed(*number) == wanted) {
                 self.with_channel(number, |its, world| its.list(number, wanted, world));
@@ -490,8 +721,7 @@ impl Engines {
 
     fn forget(&mut self, directory: u32) {
         let watch = &mut self.views.watch;
-        self.tables
-            .forget(directory, watch, &self.vram, &mut self.link);
+        self.tables.forget(directory, watch, &mut self.link);
     }
 
     /// Address in VRAM of an offset in a BAR.
@@ -542,6 +772,7 @@ impl Effects for Engines {
                 .map(|block| block.space)
         });
         self.views.set_root(index, root, &self.vram);
+        self.views.advance(&self.vram, self.until);
     }
 
     fn flush(&mut self, flush: Flush) {
@@ -549,33 +780,20 @@ impl Effects for Engines {
         let is_meant = |directory: Target| flush.directory.is_none_or(|its| its == directory);
         for index in [0, 1] {
             if self.views.directory(index).is_some_and(is_meant) {
-                self.views.show_bar(index, &self.vram);
+                self.views.look_at(index, &self.vram);
             }
         }
-        let mut must_wait = false;
         for directory in self.tables.directories() {
             let vram = gf100::format::VramPage(directory);
             if !is_meant(Target::Vram(vram)) {
                 continue;
             }
-            let mut channels = self.channels.iter();
-            if !channels.any(|channel| channel.is_bound_in(directory)) {
-                // Its memory may have another use by now.
-                self.forget(directory);
-                continue;
-            }
             self.tables.touch(directory);
-            let mut channels = self.channels.iter();
-            let flies = channels.any(|channel| channel.is_flying_in(directory));
-            if flies || !self.lazy {
-                self.tables
-                    .sync(directory, &mut self.views, &self.vram, &mut self.link);
-                must_wait |= flies;
+            if !self.flushing.contains(&directory) {
+                self.flushing.push(directory);
             }
         }
-        if must_wait {
-            self.link.sync();
-        }
+        self.advance();
     }
 
     fn bar_flush(&mut self) {}
@@ -646,7 +864,7 @@ impl BusDevice for Bar0 {
                     true => mirror.get(at as u32),
                     false => registers.read(at as u32, now, engines),
                 };
-                let word = word.to_le_bytes();
+                let word = engines.progress().seen(at as u32, word).to_le_bytes();
                 let (piece, more) = rest.split_at_mut(len);
                 piece.copy_from_slice(&word[first..first + len]);
                 at += len as u64;
@@ -664,6 +882,7 @@ impl BusDevice for Bar0 {
                 mirror,
                 engines,
                 lines,
+                ..
             } = state;
             engines.counts.writes += 1;
             if (offset..offset + data.len() as u64).contains(&REARM) {
@@ -690,7 +909,8 @@ impl BusDevice for Bar0 {
                 } else {
                     registers.write(at as u32, word, now, engines);
                     if is_plain(at as u32) {
-                        mirror.set(at as u32, registers.read(at as u32, now, engines));
+                        let word = registers.read(at as u32, now, engines);
+                        mirror.set(at as u32, engines.progress().seen(at as u32, word));
                     }
                 }
                 at += len as u64;

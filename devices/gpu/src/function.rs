@@ -189,13 +189,15 @@ impl PciFunction for Gpu {
         Ok(())
     }
 
-    /// The GPU continues the work that it has been given, like a device that another process
-    /// serves: it accesses only this VM's memory, and interrupts wait.
+    /// The GPU stops where it is. If the mediator does not answer, it is given up as lost, and the
+    /// GPU's work for this VM ends.
     fn pause(&mut self) -> Result<(), LifecycleError> {
+        self.front.hold(true);
         Ok(())
     }
 
     fn resume(&mut self) -> Result<(), LifecycleError> {
+        self.front.hold(false);
         Ok(())
     }
 

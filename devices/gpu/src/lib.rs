@@ -12,6 +12,7 @@
 //!   registers that are read without an exit.
 //! - [`tables`]: the guest's page tables. [`watch`]: detects which pages of them were written.
 //!   [`channels`]: the guest's channels.
+//! - [`deadline`]: how long work for the guest may hold the lock. [`counters`]: readable without it.
 //! - [`recorder`]: records the guest's accesses to a file.
 //! - [`lines`]: interrupts. [`link`]: the connection to the mediator.
 //!
@@ -20,6 +21,8 @@
 
 mod aperture;
 mod channels;
+mod counters;
+mod deadline;
 #[cfg(test)]
 mod fake_space;
 mod front;
@@ -89,7 +92,7 @@ pub enum Error {
     #[error("gantry-gpu answers {0:?} instead of a partition of the size that was asked for")]
     Welcome(Event),
     /// The mediator sent an invalid message.
-    #[error("gantry-gpu makes no sense")]
+    #[error("gantry-gpu has sent an invalid message")]
     Nonsense(#[from] Nonsense),
     /// Memory cannot be allocated or mapped.
     #[error("cannot map the virtual GPU's memory")]

@@ -44,11 +44,14 @@ impl Lines {
 
     /// Applies the guest's settings in configuration space.
     pub fn choose(&mut self, message: Option<MsiMessage>, disabled: bool) -> io::Result<()> {
-        let changed = message != self.message;
-        self.message = message;
         self.disabled = disabled;
-        if changed && let Some(vectors) = &self.vectors {
-            vectors.route(0, message)?;
+        if message != self.message {
+            // Without a route, the previous message stays: raising must not create the vector, as
+            // the filter of the GPU's threads does not allow that.
+            if let Some(vectors) = &self.vectors {
+                vectors.route(0, message)?;
+            }
+            self.message = message;
         }
         if self.level {
             self.raise();
@@ -81,7 +84,7 @@ impl Lines {
     fn raise(&mut self) {
         match (self.message, &self.vectors, &self.line) {
             (Some(_), Some(vectors), _) => {
-                if let Ok(irqfd) = vectors.irqfd(0) {
+                if let Some(irqfd) = vectors.made_irqfd(0) {
                     // Fails only if the counter is full, in which case the interrupt is pending.
                     let _ = irqfd.write(1);
                     self.raised += 1;

@@ -16,14 +16,17 @@ use gpu_mediator::gpu::{
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{Error, memory::Vram};
+use super::{Error, deadline::Deadline, memory::Vram};
 
 /// Timeout for the mediator. A vCPU waits, so it must be less than the 20 s after which a Linux
 /// guest considers the vCPU dead.
-const PATIENCE: Duration = Duration::from_secs(10);
+pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// Timeout for the handshake with a restarted mediator.
 const HANDSHAKE: Duration = Duration::from_secs(2);
+/// Number of waiting events from which on failed commands are dropped: the registers show one at a
+/// time. The others are limited by the number of submissions.
+const MOST_EVENTS: usize = 1024;
 /// Interval of the attempts to reconnect to a lost mediator.
 const RETRY: Duration = Duration::from_millis(500);
 
@@ -36,15 +39,39 @@ pub struct Inbox {
     pub wake: EventFd,
 }
 
-#[derive(Default)]
 struct Synced {
+    /// The last question that was answered.
     number: u32,
+    /// When the mediator must have answered the next one, if there is one.
+    due: Deadline,
     lost: bool,
     /// The connection has been ended for good.
     ended: bool,
 }
 
+impl Synced {
+    /// Whether a question has been answered. Numbers wrap around.
+    fn has_answered(&self, number: u32) -> bool {
+        self.number.wrapping_sub(number) as i32 >= 0
+    }
+}
+
 impl Inbox {
+    fn new() -> io::Result<Self> {
+        let synced = Synced {
+            number: 0,
+            due: Deadline::after(PATIENCE),
+            lost: false,
+            ended: false,
+        };
+        Ok(Self {
+            events: Mutex::default(),
+            synced: Mutex::new(synced),
+            changed: Condvar::new(),
+            wake: EventFd::new(EFD_NONBLOCK)?,
+        })
+    }
+
     /// The next event.
     pub fn next(&self) -> Option<Event> {
         self.events.lock_unpoisoned().pop_front()
@@ -68,6 +95,25 @@ impl Inbox {
     #[cfg(test)]
     pub fn has(&self, is: impl Fn(&Event) -> bool) -> bool {
         self.events.lock_unpoisoned().iter().any(is)
+    }
+
+    /// Whether an event waits.
+    pub fn has_more(&self) -> bool {
+        !self.events.lock_unpoisoned().is_empty()
+    }
+
+    /// Adds an event of the mediator.
+    fn add(&self, event: Event) {
+        let mut events = self.events.lock_unpoisoned();
+        let is_needed = match event {
+            // One interrupt is as good as several.
+            Event::NonStall => events.back() != Some(&Event::NonStall),
+            Event::Command { .. } => events.len() < MOST_EVENTS,
+            _ => true,
+        };
+        if is_needed {
+            events.push_back(event);
+        }
     }
 
     /// Whether the mediator is lost.
@@ -95,10 +141,22 @@ impl Inbox {
         false
     }
 
-    /// Resets the state for a reconnected mediator, which has sent nothing yet.
-    fn found(&self) {
+    /// Resets the state for a reconnected mediator, which has sent nothing yet. Nobody waits for the
+    /// answers to questions up to `number`.
+    fn found(&self, number: u32) {
         self.events.lock_unpoisoned().clear();
-        self.synced.lock_unpoisoned().lost = false;
+        let mut synced = self.synced.lock_unpoisoned();
+        synced.number = number;
+        synced.lost = false;
+    }
+
+    /// Handles an answer.
+    fn answer(&self, number: u32) {
+        let mut synced = self.synced.lock_unpoisoned();
+        synced.number = number;
+        synced.due = Deadline::after(PATIENCE);
+        self.changed.notify_all();
+        self.look();
     }
 
     /// Wakes the worker.
@@ -186,6 +244,13 @@ pub struct Link {
     pub sent: u64,
 }
 
+/// A question that the mediator answers when it has executed all earlier requests.
+#[derive(Clone, Copy, Debug)]
+pub struct Question {
+    number: u32,
+    end: Deadline,
+}
+
 /// A connection to a restarted mediator.
 pub struct Again(Packets);
 
@@ -202,14 +267,16 @@ impl Receiver {
         while let Ok(Some(packet)) = self.packets.receive() {
             match Event::parse(&packet.bytes) {
                 Ok(Event::Synced { number }) => {
-                    self.inbox.synced.lock_unpoisoned().number = number;
-                    self.inbox.changed.notify_all();
+                    self.inbox.answer(number);
                 }
                 Ok(event) => {
-                    self.inbox.events.lock_unpoisoned().push_back(event);
+                    self.inbox.add(event);
                     self.inbox.look();
                 }
-                Err(_) => break,
+                Err(error) => {
+                    log::warn!("gantry-gpu has sent an invalid message: {error}");
+                    break;
+                }
             }
         }
         self.inbox.lose();
@@ -228,20 +295,18 @@ impl Link {
         let (packets, packet) = wanted.handshake(None, PATIENCE)?;
         let file = packet.files.into_iter().next().ok_or(Error::Refused)?;
         let memory = Vram::new(file.into(), wanted.vram).map_err(Error::Memory)?;
-        let inbox = Inbox {
-            events: Mutex::default(),
-            synced: Mutex::default(),
-            changed: Condvar::new(),
-            wake: EventFd::new(EFD_NONBLOCK).map_err(Error::Memory)?,
-        };
-        let link = Self {
+        let link = Self::over(packets, wanted).map_err(Error::Memory)?;
+        Ok((link, memory))
+    }
+
+    fn over(packets: Packets, wanted: Wanted) -> io::Result<Self> {
+        Ok(Self {
             packets,
             wanted,
-            inbox: Arc::new(inbox),
+            inbox: Arc::new(Inbox::new()?),
             number: 0,
             sent: 0,
-        };
-        Ok((link, memory))
+        })
     }
 
     /// What is requested from a mediator.
@@ -260,7 +325,7 @@ impl Link {
     /// Continues with a restarted mediator, which has no state.
     pub fn go_on(&mut self, again: Again) -> io::Result<Receiver> {
         self.packets = again.0;
-        self.inbox.found();
+        self.inbox.found(self.number);
         self.receiver()
     }
 
@@ -285,24 +350,46 @@ impl Link {
         }
     }
 
-    /// Waits until the mediator has executed all requests; false if it was lost or timed out.
-    pub fn sync(&mut self) -> bool {
+    /// Asks the mediator to answer when it has executed all requests.
+    pub fn ask(&mut self) -> Question {
+        let mut synced = self.inbox.synced.lock_unpoisoned();
+        // While others are unanswered, another question gives the mediator no more time for them.
+        if synced.has_answered(self.number) {
+            synced.due = Deadline::after(PATIENCE);
+        }
+        drop(synced);
         self.number = self.number.wrapping_add(1);
         let number = self.number;
         self.send(&Request::Sync { number });
-        let end = Instant::now() + PATIENCE;
+        let end = Deadline::after(PATIENCE);
+        Question { number, end }
+    }
+
+    /// Waits for the answer until `until`; false if it has not come. A mediator that does not
+    /// answer at all is given up as lost, and so is the question.
+    pub fn wait(&self, question: Question, until: Deadline) -> bool {
         let mut synced = self.inbox.synced.lock_unpoisoned();
-        while synced.number != number && !synced.lost {
-            let left = end.saturating_duration_since(Instant::now());
-            if left.is_zero() {
+        while !synced.has_answered(question.number) && !synced.lost {
+            let patience = question.end.left().min(synced.due.left());
+            if patience.is_zero() {
                 drop(synced);
                 self.drop();
+                return true;
+            }
+            let left = until.left().min(patience);
+            if left.is_zero() {
                 return false;
             }
             let waited = self.inbox.changed.wait_timeout(synced, left);
             synced = waited.unwrap_or_else(std::sync::PoisonError::into_inner).0;
         }
-        !synced.lost
+        true
+    }
+
+    /// Waits until the mediator has executed all requests, or is lost.
+    pub fn sync(&mut self) {
+        let question = self.ask();
+        self.wait(question, question.end);
     }
 
     /// Gives up the mediator as lost.
@@ -315,5 +402,91 @@ impl Link {
     pub fn end(&self) {
         self.inbox.synced.lock_unpoisoned().ended = true;
         self.drop();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A link to a mediator of which this is the other end.
+    fn link() -> (Link, Packets) {
+        let (there, here) = Packets::pair().unwrap();
+        let wanted = Wanted {
+            socket: PathBuf::new(),
+            vram: 0,
+            channels: 1,
+            weight: 1,
+        };
+        (Link::over(here, wanted).unwrap(), there)
+    }
+
+    fn now() -> Deadline {
+        Deadline::after(Duration::ZERO)
+    }
+
+    #[test]
+    fn questions_in_a_row_give_a_mediator_that_hangs_no_more_time() {
+        let (mut link, _mediator) = link();
+        let first = link.ask();
+        assert!(!link.wait(first, now()) && !link.is_lost());
+        link.inbox.synced.lock_unpoisoned().due = now();
+        let second = link.ask();
+        assert!(link.wait(second, now()));
+        assert!(link.is_lost());
+    }
+
+    #[test]
+    fn a_mediator_that_answers_has_the_whole_time_for_the_next_answer() {
+        let (mut link, _mediator) = link();
+        let first = link.ask();
+        let second = link.ask();
+        link.inbox.synced.lock_unpoisoned().due = now();
+        link.inbox.answer(first.number);
+        assert!(!link.wait(second, now()));
+        link.inbox.answer(second.number);
+        assert!(link.wait(second, now()));
+        // A time without questions counts for nothing.
+        link.inbox.synced.lock_unpoisoned().due = now();
+        let third = link.ask();
+        assert!(!link.wait(third, now()));
+        assert!(!link.is_lost());
+    }
+
+    #[test]
+    fn a_new_mediator_has_not_answered_what_is_asked_next() {
+        let (mut link, _mediator) = link();
+        let answered = link.ask();
+        // One that answers what it was not asked.
+        link.inbox.answer(answered.number.wrapping_add(100));
+        assert!(link.wait(answered, now()));
+        link.drop();
+        let (_mediator, here) = Packets::pair().unwrap();
+        link.go_on(Again(here)).unwrap();
+        let question = link.ask();
+        assert!(!link.wait(question, now()));
+    }
+
+    #[test]
+    fn failed_commands_keep_out_failed_commands_only() {
+        let inbox = Inbox::new().unwrap();
+        let command = Event::Command {
+            channel: 1,
+            status: 0,
+            method: 0,
+            data: 0,
+        };
+        for _ in 0..2 * MOST_EVENTS {
+            inbox.add(command);
+        }
+        for event in [Event::NonStall, command, Event::NonStall] {
+            inbox.add(event);
+        }
+        inbox.add(Event::Done { channel: 1 });
+        for _ in 0..MOST_EVENTS {
+            assert_eq!(inbox.next(), Some(command));
+        }
+        let rest: Vec<_> = std::iter::from_fn(|| inbox.next()).collect();
+        assert_eq!(rest, [Event::NonStall, Event::Done { channel: 1 }]);
     }
 }

@@ -24,6 +24,7 @@ use gf100::{
         userd::{self, Window},
     },
     recording::{Place, Record, Recording},
+    registers::{BAR_FLUSH, BAR_FLUSHING, TRANSLATED, TRANSLATIONS},
 };
 use gpu_mediator::{
     gpu::{server, wire::Event},
@@ -38,6 +39,7 @@ use super::{
 };
 
 mod changes;
+mod floods;
 
 const VRAM: u64 = 64 << 20;
 const RAM: u64 = 1 << 20;
@@ -115,8 +117,9 @@ impl Guest {
     }
 
     fn with(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
-        let guest = Self::deaf(socket, change);
+        let guest = Self::made(socket, change, |_| {});
         guest.listen();
+        wait("the BARs", || guest.is_shown());
         guest
     }
 
@@ -127,7 +130,17 @@ impl Guest {
     }
 
     /// A guest whose front receives messages, but handles none before it [listens](Self::listen).
-    fn deaf(socket: &Path, change: impl FnOnce(&mut Options)) -> Self {
+    /// Its accesses leave nothing to be done then.
+    fn deaf(socket: &Path) -> Self {
+        let unlimited = Duration::from_secs(3600);
+        Self::made(socket, |_| {}, |front| front.set_step(unlimited))
+    }
+
+    fn made(
+        socket: &Path,
+        change: impl FnOnce(&mut Options),
+        prepare: impl FnOnce(&mut Front),
+    ) -> Self {
         let file = sealed(RAM);
         let ram = Memory::shared(&file, 0, RAM as usize, Access::ReadWrite).unwrap();
         let region = MmapRegion::from_file(FileOffset::new(file, 0), RAM as usize).unwrap();
@@ -147,7 +160,8 @@ impl Guest {
         change(&mut options);
         let space = Arc::new(FakeSpace::default());
         let its: Arc<dyn AddressSpace> = Arc::clone(&space) as _;
-        let front = Front::new(&options, &its, GuestMemory::new(memory)).unwrap();
+        let mut front = Front::new(&options, &its, GuestMemory::new(memory)).unwrap();
+        prepare(&mut front);
         let front = Arc::new(front);
         std::thread::spawn(front.receiver().unwrap());
         let guest = Self {
@@ -288,8 +302,23 @@ impl Guest {
     }
 
     fn flush_bar(&self) {
+        self.begin_to_flush_bar();
+        wait("the flush", || self.is_flushed());
+    }
+
+    fn begin_to_flush_bar(&self) {
         self.set(0x10_0cb8, BAR_DIRECTORY << 4);
         self.set(0x10_0cbc, 1 << 31 | 5);
+    }
+
+    /// Whether all flushes are done.
+    fn is_flushed(&self) -> bool {
+        self.get(TRANSLATIONS) & TRANSLATED != 0
+    }
+
+    /// Whether the BARs show what their tables say.
+    fn is_shown(&self) -> bool {
+        self.get(BAR_FLUSH) & BAR_FLUSHING == 0
     }
 
     /// Remaps the first page of RAM's addresses to another page, by an entry that is written
@@ -311,6 +340,7 @@ impl Guest {
     fn flush(&self) {
         self.set(0x10_0cb8, DIRECTORY << 4);
         self.set(0x10_0cbc, 1 << 31 | 1);
+        wait("the flush", || self.is_flushed());
     }
 
     fn doorbell(&self, put: u32) {
@@ -505,7 +535,7 @@ fn a_driver_submits_and_hears_of_the_end() {
 #[test]
 fn what_a_stopped_channel_has_done_is_not_done_again() {
     let folder = tempfile::tempdir().unwrap();
-    let guest = Guest::deaf(&mediator(folder.path()), |_| {});
+    let guest = Guest::deaf(&mediator(folder.path()));
     guest.release(RAM_VA, 1);
     let is_done = |event: &Event| matches!(event, Event::Done { .. });
     wait("the end", || guest.front.has_heard(is_done));
@@ -523,7 +553,7 @@ fn what_a_stopped_channel_has_done_is_not_done_again() {
 #[test]
 fn a_fault_that_is_heard_when_the_ring_is_changed_ends_the_channel() {
     let folder = tempfile::tempdir().unwrap();
-    let guest = Guest::deaf(&mediator(folder.path()), |_| {});
+    let guest = Guest::deaf(&mediator(folder.path()));
     let outside = Target::Vram(VramPage((VRAM / PAGE) as u32));
     guest.map(SMALL, RAM_VA / PAGE, std::iter::once(outside));
     guest.release(RAM_VA, 1);
@@ -597,7 +627,9 @@ fn pointers_to_nowhere_cost_the_channel_at_most() {
     let guest = Guest::new(&socket);
     // A submission beyond the ring.
     guest.doorbell(u32::MAX);
-    assert_ne!(guest.get(0x04_0108), 0, "an error of the ring's pointers");
+    wait("an error of the ring's pointers", || {
+        guest.get(0x04_0108) != 0
+    });
     guest.works(1);
     let instance = u64::from(INSTANCE) * PAGE;
     // Directory, tables and ring that are completely or partly outside VRAM.

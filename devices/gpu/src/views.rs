@@ -1,7 +1,7 @@
 //! The parts of VRAM that the guest sees: the address spaces that BAR 1 and BAR 3 show, and the
 //! window in BAR 0.
 
-use std::{io, ops::Range, sync::Arc};
+use std::{collections::VecDeque, io, ops::Range, sync::Arc};
 
 use device_model::memory::AddressSpace;
 use gf100::format::{
@@ -12,7 +12,8 @@ use gf100::format::{
 };
 
 use super::{
-    aperture::Aperture,
+    aperture::{Aperture, Pieces},
+    deadline::Deadline,
     memory::Vram,
     tables::{PER_LARGE, usable},
     watch::{Moment, Watch},
@@ -35,6 +36,8 @@ struct Bar {
     /// The only relevant entry of its directory, as last read.
     entry: Pde,
     seen: Moment,
+    /// Pages that may have to show something else.
+    left: VecDeque<Range<usize>>,
     aperture: Aperture,
 }
 
@@ -53,7 +56,8 @@ impl Bar {
             root: None,
             entry: Pde::default(),
             seen: Moment::default(),
-            aperture: Aperture::new(bytes, space, trapped)?,
+            left: VecDeque::new(),
+            aperture: Aperture::new(bytes, space, trapped, Pieces::of_process())?,
         })
     }
 
@@ -159,7 +163,12 @@ impl Views {
         Ok(Self {
             watch: Watch::new(vram, scans),
             bars: [bar(BAR1_BYTES)?, bar(BAR3_BYTES)?],
-            window: Aperture::new(WINDOW_BYTES, Arc::clone(space), trapped)?,
+            window: Aperture::new(
+                WINDOW_BYTES,
+                Arc::clone(space),
+                trapped,
+                Pieces::of_process(),
+            )?,
         })
     }
 
@@ -191,38 +200,69 @@ impl Views {
         self.watch.refresh(all, vram);
     }
 
-    /// Sets the address space that a BAR shows, if any.
+    /// Sets the address space that a BAR shows, if any. [`Self::advance`] shows it.
     pub fn set_root(&mut self, index: usize, root: Option<Space>, vram: &Vram) {
         self.bars[index].root = root;
-        self.show(index, true, vram);
+        self.look(index, true, vram);
     }
 
-    /// Updates what a BAR shows from its tables.
-    pub fn show_bar(&mut self, index: usize, vram: &Vram) {
-        self.show(index, false, vram);
+    /// Finds out what a BAR's tables may have changed. [`Self::advance`] shows it.
+    pub fn look_at(&mut self, index: usize, vram: &Vram) {
+        self.look(index, false, vram);
     }
 
-    fn show(&mut self, index: usize, anew: bool, vram: &Vram) {
+    fn look(&mut self, index: usize, anew: bool, vram: &Vram) {
         let is_other = self.bars[index].take_entry(&mut self.watch, vram);
         // New pages must be armed before they are read.
         self.refresh(vram);
         let Self { watch, bars, .. } = self;
         let bar = &mut bars[index];
-        let mut ranges = bar.changed(watch);
+        let ranges = bar.changed(watch);
         let pages = bar.aperture.pages();
-        if anew || is_other {
-            ranges = std::iter::once(0..pages).collect();
+        // A BAR has at most 64 pages of tables with small pages, and one with large pages.
+        if anew || is_other || bar.left.len() > pages / PER_PAGE {
+            bar.left = VecDeque::from_iter(std::iter::once(0..pages));
+            return;
         }
         for range in ranges {
             let range = range.start.min(pages)..range.end.min(pages);
-            let wanted = bar.wanted(range.clone(), vram);
-            let shown = bar
-                .aperture
-                .show(range.start, &wanted, vram, |page| watch.is_watched(page));
-            if let Err(error) = shown {
-                log::warn!("cannot show VRAM in a BAR: {error}");
+            bar.left.push_back(range);
+        }
+    }
+
+    /// Whether a BAR may have to show something else.
+    pub fn is_behind(&self) -> bool {
+        self.bars.iter().any(|bar| !bar.left.is_empty())
+    }
+
+    /// Shows in the BARs what has changed. Returns whether nothing is left.
+    ///
+    /// Each step reads a bounded number of entries, regardless of how many are left: what is read
+    /// and not shown yet is read again in the next step.
+    pub fn advance(&mut self, vram: &Vram, until: Deadline) -> bool {
+        let Self { watch, bars, .. } = self;
+        for bar in bars {
+            while let Some(range) = bar.left.pop_front() {
+                let end = range.end.min(range.start + PER_PAGE);
+                let wanted = bar.wanted(range.start..end, vram);
+                let is_watched = |page| watch.is_watched(page);
+                let aperture = &mut bar.aperture;
+                let shown =
+                    aperture.show(range.start, &wanted, vram, is_watched, || until.is_over());
+                let done = shown.unwrap_or_else(|error| {
+                    log::warn!("cannot show VRAM in a BAR: {error}");
+                    wanted.len()
+                });
+                let left = range.start + done..range.end;
+                if !left.is_empty() {
+                    bar.left.push_front(left);
+                }
+                if until.is_over() {
+                    return !self.is_behind();
+                }
             }
         }
+        true
     }
 
     /// The window shows VRAM from an address on, a multiple of 64 KiB.
@@ -236,7 +276,7 @@ impl Views {
         let watch = &self.watch;
         let shown = self
             .window
-            .show(0, &wanted, vram, |page| watch.is_watched(page));
+            .show(0, &wanted, vram, |page| watch.is_watched(page), || false);
         if let Err(error) = shown {
             log::warn!("cannot show VRAM in a window: {error}");
         }

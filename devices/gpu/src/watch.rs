@@ -114,6 +114,17 @@ impl Watch {
         }
     }
 
+    /// Records that no table entry is known to the mediator any more.
+    pub fn forget_writers(&mut self, vram: &Vram) {
+        for (page, writers) in (0..).zip(&mut self.writers) {
+            if std::mem::take(writers) > 0 {
+                // It may have been written until now.
+                vram.touch(page);
+            }
+        }
+        self.writable.fill(0);
+    }
+
     /// The pages of VRAM that the GPU may write through an entry.
     fn reaches(&self, raw: u64, size: Size) -> std::ops::Range<usize> {
         let entry = Pte::parse(raw).ok().flatten();

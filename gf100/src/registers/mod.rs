@@ -40,9 +40,16 @@ const SCHEDULE_REASON: u32 = 0x00_254c;
 const CONTEXT_TIMEOUT: u32 = 0x0a;
 const ENGINE_STATUS: u32 = 0x00_2640;
 const COPY0: u32 = 4;
-/// Status of TLB requests: all are done, and there is room for more.
-const TRANSLATIONS: u32 = 0x10_0c80;
-const ROOM: u32 = 0x00ff_8000;
+/// Makes CPU writes through BARs visible to the GPU, and its bit that says that this is in progress.
+pub const BAR_FLUSH: u32 = 0x07_0000;
+/// See [`BAR_FLUSH`].
+pub const BAR_FLUSHING: u32 = 1 << 1;
+/// Status of TLB requests.
+pub const TRANSLATIONS: u32 = 0x10_0c80;
+/// Its value when all are done, and there is room for more.
+pub const ROOM: u32 = 0x00ff_8000;
+/// Its bit that says that all are done.
+pub const TRANSLATED: u32 = 1 << 15;
 
 /// Whether all registers in the 4 KiB page at an address are plain: reading one changes nothing,
 /// and its value only changes when it is itself written. Such a page can be mapped as memory for
@@ -182,7 +189,7 @@ impl Registers {
         }
         match at {
             // The "busy" bits of requests that are already done when the write returns.
-            0x07_0000 | 0x07_0004 | 0x07_0010 => 0,
+            BAR_FLUSH | 0x07_0004 | 0x07_0010 => 0,
             0x00_9000..0x00_9500 => self
                 .timer
                 .read(at, now)
@@ -246,7 +253,7 @@ impl Registers {
             0x00_2274 => self.run_list(value, effects),
             0x00_2634 => effects.kick((value & 0x7f) as u8),
             CHANNEL_TABLE..0x00_3400 => self.channel_entry(at, effects),
-            0x07_0000 => effects.bar_flush(),
+            BAR_FLUSH => effects.bar_flush(),
             0x10_0cbc if value & 1 << 31 != 0 => self.flush(value, effects),
             _ => {}
         }

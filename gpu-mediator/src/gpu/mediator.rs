@@ -139,7 +139,7 @@ pub struct Figures {
     pub refused: u64,
     /// Channels that have faulted or exceeded the time limit.
     pub ended: u64,
-    /// How often its channels were stopped in favour of other VMs.
+    /// How often its channels were stopped, in favour of other VMs or for a pause.
     pub stopped: u64,
     /// How often its channels have lost their places on the GPU to others.
     pub displaced: u64,
@@ -168,6 +168,15 @@ impl Vm {
             }
         }
         Ok(())
+    }
+
+    /// Reports the submissions of a channel that have completed.
+    fn collect(&mut self, channel: u8, reserve: &Reserve) {
+        let bound = self.channels.get_mut(&channel);
+        for _ in 0..bound.map_or(0, |bound| bound.completed(reserve)) {
+            self.figures.submissions += 1;
+            self.events.push_back(Event::Done { channel });
+        }
     }
 
     /// Flushes the GPU's translations if tables have changed.
@@ -562,15 +571,13 @@ impl Mediator {
             }
             Request::Unbind { channel } => {
                 vm.dead.remove(&channel);
-                if let Some(mut bound) = vm.channels.remove(&channel) {
-                    if let Some(physical) = bound.physical {
-                        self.gpu.stop(physical)?;
-                    }
-                    // Completed submissions must not be submitted again.
-                    for _ in 0..bound.completed(&self.reserve) {
-                        vm.figures.submissions += 1;
-                        vm.events.push_back(Event::Done { channel });
-                    }
+                let bound = vm.channels.get(&channel);
+                if let Some(physical) = bound.and_then(|bound| bound.physical) {
+                    self.gpu.stop(physical)?;
+                }
+                // Completed submissions must not be submitted again.
+                vm.collect(channel, &self.reserve);
+                if let Some(bound) = vm.channels.remove(&channel) {
                     self.release(vm, &bound)?;
                     if bound.physical.is_some() {
                         self.write_list()?;
@@ -600,6 +607,11 @@ impl Mediator {
                 if held {
                     // Its turn ends when the clock is looked at next: it is no longer active.
                     vm.stop(&mut self.gpu)?;
+                    // Nothing is left to be reported while it is paused.
+                    let channels: Vec<_> = vm.channels.keys().copied().collect();
+                    for channel in channels {
+                        vm.collect(channel, &self.reserve);
+                    }
                 } else if vm.has_work() {
                     self.scheduler.want(ClientId(id), now);
                 }

@@ -64,7 +64,7 @@ enum Ending {
     Gone,
     #[error("its connection failed")]
     Socket(#[source] io::Error),
-    #[error("it makes no sense")]
+    #[error("it has sent an invalid message")]
     Nonsense(#[from] Nonsense),
     #[error("its first message is no Hello")]
     Silent,

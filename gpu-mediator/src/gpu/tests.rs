@@ -770,11 +770,9 @@ fn a_front_that_does_not_say_hello_loses_its_place() {
     std::fs::remove_dir_all(folder).expect("it is ours");
 }
 
-#[test]
-fn what_a_channel_has_done_when_it_is_unbound_is_said() {
-    let mut mediator = gpu("unbound", Name::Fair, LONG);
-    let guest = Guest::new(&mut mediator);
-    guest.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
+/// Submits something, and waits until the GPU has completed it.
+fn complete(mediator: &mut Mediator, guest: &Guest) {
+    guest.submit(mediator, 1, 0, &release(RAM_VA, 5));
     mediator.tick(Moment::now()).expect("the GPU is there");
     // The interrupt is the last effect of a submission.
     let start = Instant::now();
@@ -782,6 +780,48 @@ fn what_a_channel_has_done_when_it_is_unbound_is_said() {
         assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn a_paused_vm_hears_of_what_is_done_and_has_no_turn_and_no_limit() {
+    let mut mediator = gpu("held", Name::Fair, LONG);
+    let (guest, other) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
+    let hold = |held, mediator: &mut Mediator| {
+        guest.ask(mediator, Request::Hold { held }).expect("it may");
+    };
+    complete(&mut mediator, &guest);
+    hold(true, &mut mediator);
+    assert_eq!(mediator.event(guest.id), Some(Event::Done { channel: 1 }));
+    hold(false, &mut mediator);
+    // It would write a word when it finds another one.
+    let mut words = acquire(RAM_VA, 1);
+    words.extend(release(RAM_VA + 16, 2));
+    guest.submit(&mut mediator, 1, 0, &words);
+    let start = Moment::now();
+    mediator.tick(start).expect("the GPU is there");
+    assert_eq!(mediator.running().next(), Some((guest.id, 1)));
+    hold(true, &mut mediator);
+    write(&guest.ram, 0, 1);
+    guest.submit(&mut mediator, 1, 64, &release(RAM_VA + 20, 3));
+    mediator.tick(start + 2 * LONG).expect("the GPU is there");
+    assert_eq!(mediator.running().next(), None);
+    for nth in 0..5 {
+        other.submit(&mut mediator, 1, 0, &release(RAM_VA, nth));
+        done(&mut mediator, &other, 1);
+    }
+    assert_eq!(mediator.event(guest.id), None);
+    assert_eq!((read(&guest.ram, 16), read(&guest.ram, 20)), (0, 0));
+    hold(false, &mut mediator);
+    done(&mut mediator, &guest, 1);
+    done(&mut mediator, &guest, 1);
+    assert_eq!((read(&guest.ram, 16), read(&guest.ram, 20)), (2, 3));
+}
+
+#[test]
+fn what_a_channel_has_done_when_it_is_unbound_is_said() {
+    let mut mediator = gpu("unbound", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    complete(&mut mediator, &guest);
     let unbind = Request::Unbind { channel: 1 };
     guest.ask(&mut mediator, unbind).expect("it is bound");
     assert_eq!(mediator.event(guest.id), Some(Event::Done { channel: 1 }));

@@ -14,7 +14,7 @@ use gf100::format::{Gfn, PAGE_NUMBER_BITS, Target, VramPage};
 /// Maximum size of a message in bytes.
 pub const MOST: usize = 32 << 10;
 /// Version of this protocol.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// Maximum number of runs in a message.
 pub const MOST_RUNS: usize = 1024;
 /// Maximum number of ring entries in a submission.

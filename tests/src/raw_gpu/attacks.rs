@@ -8,7 +8,7 @@ use super::*;
 pub fn attack() -> Result<()> {
     type Attacks = fn(&mut Raw) -> Result<u32>;
     let mut raw = Raw::open()?;
-    raw.start();
+    raw.start()?;
     raw.works(1)?;
     let mut done = 0;
     let all: [(&str, Attacks); 8] = [
@@ -25,7 +25,7 @@ pub fn attack() -> Result<()> {
         done += attacks(&mut raw).with_context(|| format!("attacks by {what}"))?;
         println!("{what}: {done} attacks so far, {:?}", raw.since.elapsed());
     }
-    raw.start();
+    raw.start()?;
     raw.works(0x600d)?;
     raw.stop();
     let [faults, errors, neither] = raw.outcomes;
@@ -89,7 +89,7 @@ fn pages(raw: &mut Raw) -> Result<u32> {
     }
     let own = Target::Vram(VramPage(VISIBLE / per * per - per));
     raw.map(LARGE_TABLE, 0, std::iter::once(own));
-    raw.flush();
+    raw.flush()?;
     raw.submit(&release(LARGE_VA, 7));
     let at = u64::from(VISIBLE / per * per - per) * PAGE;
     raw.until("a word in a large page", || raw.peek(at) == 7)?;
@@ -129,13 +129,13 @@ fn pointers(raw: &mut Raw) -> Result<u32> {
         raw.channel();
         let old = u64::from(raw.peek(at)) | u64::from(raw.peek(at + 4)) << 32;
         raw.poke64(at, word);
-        raw.flush();
+        raw.flush()?;
         raw.submit(&release(RAM_VA, 0xbad));
         raw.carried_out()?;
         raw.set(0x00_2634, CHANNEL);
         raw.poke64(at, old);
         raw.channel();
-        raw.flush();
+        raw.flush()?;
         raw.works(0x100 + done)
             .with_context(|| format!("after {word:#x} at {at:#x}"))?;
         done += 1;
@@ -151,7 +151,7 @@ fn pointers(raw: &mut Raw) -> Result<u32> {
         raw.set(0x00_2254, value);
         raw.set(0x00_3004 + 8 * 9, 0x001f_0000);
         raw.set(0x00_3000 + 8 * 9, 0);
-        raw.show();
+        raw.show()?;
         raw.channel();
         raw.carried_out()?;
         raw.works(0x180 + done)?;
@@ -178,7 +178,7 @@ fn pointers(raw: &mut Raw) -> Result<u32> {
         ensure!(own == [WORD; 2], "VRAM is {own:x?} after a write behind it");
         done += 1;
     }
-    raw.start();
+    raw.start()?;
     raw.works(3)?;
     Ok(done + 1)
 }
@@ -191,7 +191,7 @@ fn own_tables(raw: &mut Raw) -> Result<u32> {
     let own = Target::Vram(VramPage(table));
     raw.map_one(VRAM_VA + u64::from(table) * PAGE, own);
     raw.map_one(SPARE_VA, Target::Vram(VramPage(OLD)));
-    raw.flush();
+    raw.flush()?;
     raw.submit(&release(SPARE_VA, 1));
     raw.until("a word", || raw.peek(u64::from(OLD) * PAGE) == 1)?;
     let outside = Pte::linear(Target::Vram(VramPage(raw.vram))).encode();
@@ -206,7 +206,7 @@ fn own_tables(raw: &mut Raw) -> Result<u32> {
     let inside = Pte::linear(Target::Vram(VramPage(NEW))).encode();
     raw.submit(&release(entry, inside as u32));
     raw.until("the entry", || raw.peek(at) == inside as u32)?;
-    raw.flush();
+    raw.flush()?;
     raw.submit(&release(SPARE_VA, 3));
     raw.until("a word", || raw.peek(u64::from(NEW) * PAGE) == 3)?;
     raw.works(4)?;
@@ -222,7 +222,7 @@ fn running(raw: &mut Raw) -> Result<u32> {
         }
         raw.fill(SOURCE, WORD);
         raw.map_one(SPARE_VA, Target::Vram(VramPage(OLD)));
-        raw.flush();
+        raw.flush()?;
         let from = VRAM_VA + u64::from(SOURCE) * PAGE;
         raw.submit(&copies(from, SPARE_VA, 0x1fff, 0x1000));
         raw.until("the first line", || raw.is_all(OLD, WORD))?;
@@ -230,7 +230,7 @@ fn running(raw: &mut Raw) -> Result<u32> {
             Some(target) => raw.map_one(SPARE_VA, target),
             None => raw.poke64(u64::from(SMALL) * PAGE + SPARE_VA / PAGE * 8, 0),
         }
-        raw.flush();
+        raw.flush()?;
         raw.fill(OLD, 0);
         if end.is_some() {
             raw.until("a line at the new page", || raw.is_all(NEW, WORD))?;
@@ -294,7 +294,7 @@ fn commands(raw: &mut Raw) -> Result<u32> {
         raw.works(0x310 + done)?;
         done += 1;
     }
-    raw.start();
+    raw.start()?;
     // A semaphore that nobody releases; a chain of copies; a ring full of long push buffers.
     let from = VRAM_VA + u64::from(SOURCE) * PAGE;
     let chain = copies(from, VRAM_VA + u64::from(NEW) * PAGE, 0x1fff, 0x1000);
@@ -331,7 +331,7 @@ fn commands(raw: &mut Raw) -> Result<u32> {
         raw.submit(&release(RAM_VA, 0x331));
         raw.carried_out()?;
         raw.set(0x00_2634, CHANNEL);
-        raw.start();
+        raw.start()?;
         raw.works(0x332 + page)?;
         done += 1;
     }
@@ -361,7 +361,7 @@ fn rewritten(raw: &mut Raw) -> Result<u32> {
         VRAM_VA + u64::from(table) * PAGE,
         Target::Vram(VramPage(table)),
     );
-    raw.flush();
+    raw.flush()?;
     // One page of entries that are the guest's to use, and one of others' pages.
     for (page, target) in [(OLD, NEW), (NEW, raw.vram)] {
         let entries = (0..512).map(|_| Target::Vram(VramPage(target)));
@@ -379,7 +379,7 @@ fn rewritten(raw: &mut Raw) -> Result<u32> {
     let entry = || raw.peek(u64::from(table) * PAGE);
     let (mut last, mut changes) = (entry(), 0);
     for _ in 0..FLUSHES {
-        raw.flush();
+        raw.flush()?;
         let now = entry();
         changes += u32::from(now != last);
         last = now;
@@ -392,7 +392,7 @@ fn rewritten(raw: &mut Raw) -> Result<u32> {
     raw.map_one(va, Target::Vram(VramPage(raw.vram)));
     raw.faults("an entry that has changed while it was read", va)?;
     raw.map_one(va, Target::Vram(VramPage(SOURCE)));
-    raw.flush();
+    raw.flush()?;
     raw.submit(&release(va, 10));
     raw.until("a word", || raw.peek(u64::from(SOURCE) * PAGE) == 10)?;
     raw.fill(SOURCE, WORD);
@@ -413,7 +413,7 @@ fn storms(raw: &mut Raw) -> Result<u32> {
     for index in 2..8192 {
         raw.poke64(u64::from(DIRECTORY) * PAGE + index * 8, entry.encode());
     }
-    raw.flush();
+    raw.flush()?;
     raw.works(5)?;
     raw.submit(&release(RAM_VA + (100 << 27), 6));
     raw.until("a word by another entry", || raw.mine() == 6)?;
@@ -427,7 +427,7 @@ fn storms(raw: &mut Raw) -> Result<u32> {
     ));
     raw.until("the first line", || raw.is_all(OLD, WORD))?;
     for _ in 0..100 {
-        raw.flush();
+        raw.flush()?;
     }
     // BARs go while it does.
     let config = raw.device.join("config");

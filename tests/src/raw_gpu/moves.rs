@@ -91,7 +91,7 @@ impl Raw {
         let at = SHOWN * PAGE + SPARE_VA / PAGE * 8;
         bar.set(at, entry as u32);
         bar.set(at + 4, (entry >> 32) as u32);
-        self.flush();
+        self.flush()?;
         self.submit(&release(SPARE_VA, word));
         self.until("a word at the page of an entry", || {
             self.peek(u64::from(page) * PAGE) == word
@@ -127,12 +127,12 @@ pub(super) fn moves(raw: &mut Raw) -> Result<u32> {
     let tables = (SMALL..SMALL + 64).map(VramPage).map(Target::Vram);
     raw.map(BAR_SMALL, SHOWN, tables);
     raw.set(0x00_1714, 1 << 31 | BAR_INSTANCE);
-    raw.show();
+    raw.show()?;
     let mut done = nowhere(raw, own)?;
     done += others(raw, own)?;
     done += free(raw, own)?;
     raw.set(0x00_1714, 0);
-    raw.start();
+    raw.start()?;
     Ok(done)
 }
 

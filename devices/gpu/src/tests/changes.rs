@@ -114,6 +114,34 @@ fn commands_that_are_given_back_and_pages_that_go_during_a_copy_cost_the_channel
 }
 
 #[test]
+fn a_flush_waits_for_work_of_a_channel_that_lost_its_ring() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    guest.works(1);
+    // It writes a word when it finds another one.
+    let at = RAM_VA + 3 * PAGE;
+    let words = [semaphore(RAM_VA + PAGE, 7, 1), semaphore(at, 2, 2)];
+    guest.submit_from_ram(2, &words.concat());
+    // The next submission is where nothing is mapped: the channel ends.
+    let entry = u64::from(SMALL) * PAGE + (VRAM_VA / PAGE + u64::from(RING)) * 8;
+    guest.poke64(entry, 0);
+    guest.doorbell(guest.put.get() + 1);
+    assert_ne!(guest.faults(), 0);
+    let ring = Target::Vram(VramPage(RING));
+    guest.poke64(entry, Pte::linear(ring).encode());
+    // What has begun still runs, so it must see the new page after the flush.
+    let new = Target::Ram(Gfn(9));
+    guest.map(SMALL, at / PAGE, std::iter::once(new));
+    guest.flush();
+    guest.set_ram(PAGE as usize, 7);
+    wait("the word", || {
+        (guest.ram(3 * PAGE as usize), guest.ram(9 * PAGE as usize)) != (0, 0)
+    });
+    assert_eq!(guest.ram(9 * PAGE as usize), 2);
+    assert_eq!(guest.ram(3 * PAGE as usize), 0);
+}
+
+#[test]
 fn a_bar_that_moves_is_memory_where_it_is_only_and_what_is_written_there_is_seen() {
     let folder = tempfile::tempdir().unwrap();
     let guest = Guest::new(&mediator(folder.path()));
@@ -166,4 +194,41 @@ fn a_reset_amid_work_ends_the_work_and_whoever_starts_then_has_a_gpu() {
         assert_eq!(guest.faults(), 0);
         guest.set_ram(PAGE as usize, 0);
     }
+}
+
+#[test]
+fn a_paused_vm_has_a_gpu_that_does_nothing_until_it_is_resumed() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = mediator(folder.path());
+    let (guest, other) = (Guest::new(&socket), Guest::new(&socket));
+    guest.works(1);
+    // It would write a word when it finds another one.
+    let at = PAGE as usize;
+    let words = [semaphore(RAM_VA + PAGE, 7, 1), semaphore(RAM_VA, 2, 2)];
+    guest.submit_from_ram(2, &words.concat());
+    guest.front.hold(true);
+    guest.set_ram(at, 7);
+    // What is submitted meanwhile waits, too. Others have the GPU.
+    guest.prepare(RAM_VA + 4, 3);
+    guest.doorbell(guest.put.get());
+    for word in 1..20 {
+        other.works(word);
+    }
+    assert_eq!((guest.ram(0), guest.ram(4)), (1, 0));
+    // A mediator that comes back learns of the pause.
+    guest.front.hold(false);
+    wait("the word", || guest.ram(0) == 2);
+    wait("the word", || guest.ram(4) == 3);
+    guest.front.hold(true);
+    guest.front.cut();
+    wait("the mediator", || guest.counter("reconnections") == 1);
+    guest.channel();
+    guest.release(RAM_VA, 4);
+    for word in 20..40 {
+        other.works(word);
+    }
+    assert_eq!(guest.ram(0), 2);
+    guest.front.hold(false);
+    guest.channel();
+    guest.works(5);
 }
