@@ -27,6 +27,8 @@ use vmm::migration::frame::{HEADER, Header, Kind};
 mod applications;
 #[path = "migration/door.rs"]
 mod door;
+#[path = "migration/hanging_flush.rs"]
+mod hanging_flush;
 #[path = "migration/lanes.rs"]
 mod lanes;
 #[path = "migration/slow_disk.rs"]

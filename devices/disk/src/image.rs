@@ -400,6 +400,7 @@ fn signature(head: &[u8]) -> Option<&'static Signature> {
     })
 }
 
+#[derive(Clone)]
 enum Backend {
     Raw(Arc<File>),
     Qcow2(Arc<Qcow2Image>),
@@ -589,11 +590,12 @@ impl Disk {
         })
     }
 
-    /// Flushes all completed writes to stable storage, where another host finds them, including
-    /// metadata that an image format keeps in memory. Blocks.
-    pub fn flush(&self) -> io::Result<()> {
-        match &self.backend {
-            Backend::Raw(_) if self.lock.read_only => Ok(()),
+    /// What flushes all completed writes to stable storage, where another host finds them, including
+    /// metadata that an image format keeps in memory. It blocks, for as long as the storage likes.
+    pub fn flush(&self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
+        let (backend, read_only) = (self.backend.clone(), self.lock.read_only);
+        move || match backend {
+            Backend::Raw(_) if read_only => Ok(()),
             Backend::Raw(file) => file.sync_data(),
             Backend::Qcow2(image) => image.flush(),
         }

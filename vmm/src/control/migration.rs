@@ -19,7 +19,7 @@ use std::{
     fs::File,
     io, mem,
     os::fd::{AsRawFd, RawFd},
-    sync::mpsc,
+    sync::mpsc::{self, RecvTimeoutError},
     time::{Duration, Instant},
 };
 
@@ -32,6 +32,7 @@ use devices::{
     },
     disk::Scope,
     thread::{ThreadRole, ThreadSpawner},
+    virtio::blk::Handle,
 };
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -75,6 +76,9 @@ const OTHERS: Duration = LOOK.saturating_mul(5);
 
 /// Name of a migration's threads; those of its lanes have a number appended.
 const THREAD: &str = "_migration";
+
+/// Name of the thread that flushes the disks.
+const FLUSH: &str = "_flush";
 
 /// Why a machine that a migration needs no longer exists.
 pub(super) const OVER: &str = "the VM has been switched off or reset, or the VMM ends";
@@ -292,7 +296,8 @@ impl Leaving {
         })?;
         loop {
             let waited = since.elapsed();
-            let gives_up = waited >= PATIENCE || self.cancel.is_cancelled();
+            let is_late = waited >= PATIENCE;
+            let gives_up = is_late || self.cancel.is_cancelled();
             let held = self.on_machine(move |machine| {
                 let held = machine.devices().hold(waited).map_err(words);
                 if held.is_err() && gives_up {
@@ -305,8 +310,39 @@ impl Leaving {
             })?;
             match held {
                 Ok(()) => return Ok(()),
-                Err(why) if gives_up => return Err(why),
+                Err(why) if is_late => return Err(why),
+                Err(why) if gives_up => {
+                    log::info!("storage is not waited for any longer: {why}");
+                    return Err(why);
+                }
                 Err(_) => std::thread::sleep(LOOK),
+            }
+        }
+    }
+
+    /// Flushes the disks, so that another host can read what the guest has written. That takes as long as the storage
+    /// likes: a thread of its own waits for it, and is left behind if the migration is cancelled.
+    fn flush_disks(&self) -> Result<(), String> {
+        /// Interval for looking at whether the migration is cancelled.
+        const LOOK: Duration = Duration::from_millis(20);
+        let disks = self.on_machine(|machine| Ok(machine.devices().disk_handles()))?;
+        if disks.is_empty() {
+            return Ok(());
+        }
+        let (sender, flushed) = mpsc::sync_channel(1);
+        let flush = move || {
+            let all = disks.iter().try_for_each(Handle::flush);
+            // Nobody waits after a cancellation.
+            let _ = sender.send(all);
+        };
+        let role = ThreadRole::Migration;
+        self.control
+            .start_as(role, FLUSH.to_owned(), Box::new(flush))?;
+        loop {
+            match flushed.recv_timeout(LOOK) {
+                Ok(all) => return all.map_err(|error| format!("cannot flush a disk: {error}")),
+                Err(RecvTimeoutError::Timeout) if !self.cancel.is_cancelled() => {}
+                Err(_) => return Err("the disks were not flushed".to_owned()),
             }
         }
     }
@@ -323,12 +359,7 @@ impl Leaving {
             }
             _ => None,
         };
-        // Another host can read then what the guest has written. That may take as long as the storage likes.
-        let disks = self.on_machine(|machine| Ok(machine.devices().disk_handles()))?;
-        for disk in disks {
-            disk.flush()
-                .map_err(|error| format!("cannot flush a disk: {error}"))?;
-        }
+        self.flush_disks()?;
         self.on_machine(|machine| {
             let saved_at = Moment::now();
             let state = machine.departing_state().map_err(words)?;

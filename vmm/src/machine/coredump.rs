@@ -83,8 +83,7 @@ impl Core {
         let complete = || {
             self.write_to(file, writing)?;
             let _seal = writing.seal()?;
-            absent(path)?;
-            fs::rename(&new, path)
+            give_name(&new, path)
         };
         complete()
             .inspect_err(|_| {
@@ -129,6 +128,17 @@ fn incomplete(path: &Path) -> PathBuf {
     let mut name = path.to_owned().into_os_string();
     name.push(".new");
     name.into()
+}
+
+/// Renames a complete core dump, unless there is a file of the name. It first takes the name with an empty file, which
+/// every file system refuses if there is one; not all of them have `RENAME_NOREPLACE`.
+fn give_name(new: &Path, path: &Path) -> io::Result<()> {
+    memory_file::create_private(path)?;
+    fs::rename(new, path).inspect_err(|_| {
+        if let Err(error) = fs::remove_file(path) {
+            log::warn!("cannot remove {}: {error}", path.display());
+        }
+    })
 }
 
 /// Fails if there is such a file.
@@ -350,6 +360,30 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         core(&path).write(&Writing::new(0)).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), whole);
+    }
+
+    #[test]
+    fn a_file_that_appears_meanwhile_is_not_replaced() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, new] = ["core", "core.new"].map(|name| dir.path().join(name));
+        let both = std::sync::Barrier::new(2);
+        for _ in 0..500 {
+            fs::write(&new, "ours").unwrap();
+            let (named, created) = std::thread::scope(|scope| {
+                let others = scope.spawn(|| {
+                    both.wait();
+                    File::create_new(&path)
+                });
+                both.wait();
+                let named = give_name(&new, &path);
+                (named, others.join().unwrap())
+            });
+            // One of them has the name.
+            assert_ne!(named.is_ok(), created.is_ok());
+            let expected = if named.is_ok() { "ours" } else { "" };
+            assert_eq!(fs::read_to_string(&path).unwrap(), expected);
+            fs::remove_file(&path).unwrap();
+        }
     }
 
     #[test]

@@ -315,8 +315,8 @@ fn a_migration_that_waits_for_storage_is_cancelled_at_once() {
     let why = String::from_utf8_lossy(&answer.stderr).into_owned();
     assert!(why.contains("cancelled"), "{why}");
     // Storage has still not answered, and the limit for that has not passed.
-    let took = waiting.vmm.migration()["elapsed_ms"].as_u64().unwrap();
-    assert!(took < 20_000, "{took} ms");
+    let said = waiting.vmm.said();
+    assert!(said.contains("not waited for any longer"), "{said}");
     let before = waiting.vcpu();
     assert_ne!(before, waiting.vcpu());
     waiting.held.allow(read);

@@ -113,7 +113,9 @@ impl Handle {
 
     /// Flushes all completed writes to stable storage. Blocks.
     pub fn flush(&self) -> io::Result<()> {
-        self.shared.with_disk(|disk| disk.flush())
+        // Whoever else needs the disk does not wait for that.
+        let flush = self.shared.with_disk(|disk| disk.flush());
+        flush()
     }
 
     /// Whether the image is locked exclusively while it is in use, with a lock that is visible at

@@ -1,0 +1,266 @@
+//! A disk whose storage does not answer a flush: a file system in user space (FUSE), which this test serves, holds the flush back.
+
+use std::{
+    ffi::CString,
+    fs::{self, File},
+    io::{self, Read, Write},
+    os::fd::AsRawFd,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError, mpsc},
+    thread,
+};
+
+use super::{Vmm, check_counting, has_kvm, slow_disk::start};
+
+const SIZE: usize = 1 << 20;
+
+/// Operations of the protocol (`linux/fuse.h`).
+const LOOKUP: u32 = 1;
+const FORGET: u32 = 2;
+const GETATTR: u32 = 3;
+const OPEN: u32 = 14;
+const READ: u32 = 15;
+const WRITE: u32 = 16;
+const STATFS: u32 = 17;
+const RELEASE: u32 = 18;
+const FSYNC: u32 = 20;
+const FLUSH: u32 = 25;
+const INIT: u32 = 26;
+const INTERRUPT: u32 = 36;
+const BATCH_FORGET: u32 = 42;
+
+/// Length of a request's header.
+const HEAD: usize = 40;
+
+/// The only file's number; the folder has 1.
+const FILE: u64 = 2;
+
+/// A request to the file system.
+struct Asked {
+    operation: u32,
+    unique: u64,
+    node: u64,
+    body: Vec<u8>,
+}
+
+impl Asked {
+    fn read(mut from: &File) -> io::Result<Self> {
+        let mut all = vec![0; (1 << 17) + 4096];
+        let len = from.read(&mut all)?;
+        let body = all[HEAD..len].to_vec();
+        let head = |at: usize| u64::from_ne_bytes(all[at..at + 8].try_into().unwrap());
+        Ok(Self {
+            operation: (head(0) >> 32) as u32,
+            unique: head(8),
+            node: head(16),
+            body,
+        })
+    }
+
+    fn number(&self, at: usize) -> u64 {
+        u64::from_ne_bytes(self.body[at..at + 8].try_into().unwrap())
+    }
+
+    /// Offset and length of a transfer.
+    fn range(&self) -> (usize, usize) {
+        (self.number(8) as usize, (self.number(16) as u32) as usize)
+    }
+}
+
+fn answer(mut to: &File, unique: u64, error: i32, body: &[u8]) {
+    let head = [(16 + body.len()) as u32, (-error).cast_unsigned()];
+    let head = head.map(u32::to_ne_bytes).concat();
+    let all = [&head, &unique.to_ne_bytes()[..], body].concat();
+    // Nobody waits if the file system is gone.
+    let _ = to.write_all(&all);
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_ne_bytes()).collect()
+}
+
+/// `struct fuse_attr`.
+fn attributes(node: u64) -> Vec<u8> {
+    let (size, mode) = match node {
+        FILE => (SIZE as u64, libc::S_IFREG | 0o600),
+        _ => (0, libc::S_IFDIR | 0o700),
+    };
+    let mut all = [node, size, size / 512, 0, 0, 0]
+        .map(u64::to_ne_bytes)
+        .concat();
+    all.extend(words(&[0, 0, 0, mode, 1, 0, 0, 0, 4096, 0]));
+    all
+}
+
+/// The flushes that are held back; `None` if they are answered.
+type Held = Arc<Mutex<Option<Vec<u64>>>>;
+
+fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()> {
+    let mut contents = vec![0; SIZE];
+    loop {
+        let asked = Asked::read(fuse)?;
+        let unique = asked.unique;
+        let done = |body: &[u8]| answer(fuse, unique, 0, body);
+        match asked.operation {
+            INIT => done(&words(&[
+                7,
+                31,
+                1 << 17,
+                0,
+                0,
+                1 << 17,
+                1,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+                0,
+            ])),
+            LOOKUP => {
+                let entry = [FILE, 0, 0, 0, 0].map(u64::to_ne_bytes).concat();
+                done(&[entry, attributes(FILE)].concat());
+            }
+            GETATTR => done(&[vec![0; 16], attributes(asked.node)].concat()),
+            OPEN => done(&[0; 16]),
+            READ => {
+                let (at, len) = asked.range();
+                let end = (at + len).min(SIZE);
+                done(&contents[at.min(end)..end]);
+            }
+            WRITE => {
+                let (at, len) = asked.range();
+                contents[at..at + len].copy_from_slice(&asked.body[40..40 + len]);
+                done(&words(&[len as u32, 0]));
+            }
+            STATFS => done(&[0; 80]),
+            FSYNC => match &mut *held.lock().unwrap_or_else(PoisonError::into_inner) {
+                Some(waiting) => {
+                    waiting.push(unique);
+                    let _ = flushed.send(());
+                }
+                None => done(&[]),
+            },
+            RELEASE | FLUSH => done(&[]),
+            FORGET | BATCH_FORGET | INTERRUPT => {}
+            _ => answer(fuse, unique, libc::ENOSYS, &[]),
+        }
+    }
+}
+
+/// The file system, with one file.
+struct Storage {
+    at: PathBuf,
+    fuse: Arc<File>,
+    held: Held,
+    flushed: mpsc::Receiver<()>,
+}
+
+impl Storage {
+    fn mount(at: &Path) -> Option<Self> {
+        fs::create_dir(at).unwrap();
+        let path = CString::new(at.to_str().unwrap()).unwrap();
+        let mounted = || -> io::Result<File> {
+            let fuse = File::options().read(true).write(true).open("/dev/fuse")?;
+            let fd = fuse.as_raw_fd();
+            let options = format!("fd={fd},rootmode=40000,user_id=0,group_id=0");
+            let options = CString::new(options).unwrap();
+            let kind = c"fuse.hanging".as_ptr();
+            // SAFETY: the strings outlive the call.
+            match unsafe { libc::mount(kind, path.as_ptr(), kind, 0, options.as_ptr().cast()) } {
+                0 => Ok(fuse),
+                _ => Err(io::Error::last_os_error()),
+            }
+        };
+        let fuse = match mounted() {
+            Ok(fuse) => Arc::new(fuse),
+            Err(error) => {
+                eprintln!("not tested: no file system of this test can be mounted: {error}");
+                return None;
+            }
+        };
+        let held = Held::default();
+        let (sender, flushed) = mpsc::channel();
+        let (of_thread, held_back) = (fuse.clone(), held.clone());
+        // It ends with the file system.
+        thread::spawn(move || serve(&of_thread, &held_back, &sender));
+        Some(Self {
+            at: at.to_owned(),
+            fuse,
+            held,
+            flushed,
+        })
+    }
+
+    /// Flushes wait from now on.
+    fn hold(&self) {
+        *self.held.lock().unwrap() = Some(Vec::new());
+    }
+
+    /// Answers those that wait, and all others.
+    fn allow(&self) {
+        let held = self
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        for unique in held.into_iter().flatten() {
+            answer(&self.fuse, unique, 0, &[]);
+        }
+    }
+}
+
+impl Drop for Storage {
+    fn drop(&mut self) {
+        // Who waits for a flush cannot be killed.
+        self.allow();
+        let at = CString::new(self.at.to_str().unwrap()).unwrap();
+        // SAFETY: the string outlives the call.
+        unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+#[test]
+fn a_migration_that_waits_for_a_flush_is_cancelled() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("storage");
+    let Some(storage) = Storage::mount(&at) else {
+        return;
+    };
+    let disk = format!("path={},image_type=raw", at.join("disk").display());
+    let mut vmm = Vmm::counting(dir.path(), "size=16M", &["--disk", &disk]);
+    // Dropped first, so that the VMM can end.
+    let storage = storage;
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let (mut receiving, url) = second.receive(&vmm.serial);
+    storage.hold();
+    let sending = start(&vmm, &["send-migration", &url, "--watch"]);
+    storage.flushed.recv().unwrap();
+    assert!(vmm.ctl(&["ping"]).status.success());
+    assert!(vmm.ctl(&["cancel-migration"]).status.success());
+    vmm.until("it is cancelled", |vmm| {
+        vmm.migration()["phase"] == "Failed"
+    });
+    let answer = sending.wait_with_output().unwrap();
+    let why = String::from_utf8_lossy(&answer.stderr).into_owned();
+    assert!(why.contains("cancelled"), "{why}");
+    // The guest goes on, and its disk is in use, although the flush still waits.
+    let printed = vmm.printed().len();
+    vmm.until("it counts on", |vmm| vmm.printed().len() > printed + 9);
+    assert!(vmm.ctl(&["pause"]).status.success());
+    assert!(vmm.ctl(&["resume"]).status.success());
+    receiving.kill().unwrap();
+    receiving.wait().unwrap();
+    storage.allow();
+    drop(second);
+    // It moves when the storage answers.
+    let (mut third, _) = vmm.move_to(dir.path(), "third", &[]);
+    third.until("it counts on", |vmm| vmm.printed().len() > 9);
+    check_counting(&[&vmm, &third]);
+}
