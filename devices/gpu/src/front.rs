@@ -220,8 +220,16 @@ impl Front {
     fn with<T>(&self, work: impl FnOnce(&mut State) -> T) -> T {
         let now = self.now();
         let mut state = self.lock();
-        let (had_work, was_behind) = (state.engines.has_work(), state.engines.is_behind());
+        let before = (state.engines.has_work(), state.engines.is_behind());
         let done = work(&mut state);
+        self.publish(&mut state, before, now);
+        done
+    }
+
+    /// Shows others what has changed: the guest by interrupts and registers, the worker by waking it
+    /// if there is work and was none `before`, and the API by counters.
+    fn publish(&self, state: &mut State, before: (bool, bool), now: u64) {
+        let (had_work, was_behind) = before;
         state.raise_interrupts(now);
         state.show_progress();
         let engines = &state.engines;
@@ -229,7 +237,6 @@ impl Front {
             engines.link.inbox.look();
         }
         self.counters.publish(state.counts());
-        done
     }
 
     /// The body of the thread that handles the mediator's events, alarms, and the line when it was
