@@ -11,6 +11,7 @@ use nvidia_abi::{
 use crate::{
     files::{File, Program},
     memory,
+    pinned::Wanted,
 };
 
 /// Escapes that concern memory of the program.
@@ -69,12 +70,12 @@ impl Program {
         let mut bytes = original.clone();
         self.number_files(&call, &mut bytes)?;
         let is_frontend = call.kind() == nvidia_abi::Kind::Frontend;
-        let mut pinned = None;
+        let mut wanted = None;
         if is_frontend && call.number == MAKE_DESCRIPTOR {
             match self.pin(long(&bytes, 24), long(&bytes, 32)) {
-                Ok(pages) => {
-                    put(&mut bytes, 24, pages.offset.to_le_bytes());
-                    pinned = Some(pages);
+                Ok(memory) => {
+                    put(&mut bytes, 24, memory.offset().to_le_bytes());
+                    wanted = Some(memory);
                 }
                 Err(error) => {
                     eprintln!("gantry-nvidia: memory cannot be shared with the device: {error}");
@@ -89,14 +90,15 @@ impl Program {
             b: command.into(),
             length: 0,
         };
-        let reply = self.connection()?.send(request, &bytes, None, true);
+        let lent = wanted.as_ref().and_then(Wanted::file);
+        let reply = self.connection()?.send(request, &bytes, lent, true);
         let is_done = reply.as_ref().is_ok_and(|reply| {
             reply.answer.result == 0
                 && call
                     .status_at()
                     .is_none_or(|at| word(&reply.bytes, at) == status::OK)
         });
-        if let Some(mut pages) = pinned {
+        if let Some(Wanted::Moved(mut pages)) = wanted {
             if is_done {
                 let handle = reply.as_ref().map_or(0, |reply| word(&reply.bytes, 8));
                 pages.object = [word(&original, 0), word(&original, 4), handle];

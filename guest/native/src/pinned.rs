@@ -3,12 +3,17 @@
 //!
 //! While contents are copied, other threads must not write. Their writes, and those of system calls, wait at a
 //! write-protected page (`userfaultfd`) until the new pages are in place. What that cannot cover is refused: mappings
-//! of files, and memory shared with other processes.
+//! of files.
+//!
+//! Files of shared memory (`/dev/shm`) are not moved, as other processes have them, too: the file is lent to the worker.
 
 use std::{
     fs, io,
     ops::Range,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd},
+    os::{
+        fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+        unix::fs::OpenOptionsExt,
+    },
     ptr,
 };
 
@@ -33,6 +38,32 @@ pub struct Pinned {
     private: Vec<Range<usize>>,
     /// Client, parent and handle of the object.
     pub object: [u32; 3],
+}
+
+/// Memory that the driver is to pin.
+pub enum Wanted {
+    /// It lies in the slice now.
+    Moved(Pinned),
+    /// It is a file of shared memory, from this offset on.
+    Lent(OwnedFd, u64),
+}
+
+impl Wanted {
+    /// Where it is in the slice or the file.
+    pub fn offset(&self) -> u64 {
+        match self {
+            Self::Moved(pinned) => pinned.offset,
+            Self::Lent(_, offset) => *offset,
+        }
+    }
+
+    /// The file that is lent.
+    pub fn file(&self) -> Option<RawFd> {
+        match self {
+            Self::Moved(_) => None,
+            Self::Lent(file, _) => Some(file.as_raw_fd()),
+        }
+    }
 }
 
 /// Operations of `userfaultfd`: their command words and blocks as the kernel publishes them.
@@ -130,7 +161,16 @@ struct Found {
     protection: i32,
     is_shared: bool,
     offset: u64,
+    /// The file's device and number. 0: no file.
+    file: (u64, u64),
     path: String,
+}
+
+impl Found {
+    /// Whether it is a file that other processes may have.
+    fn is_file(&self) -> bool {
+        self.is_shared && self.file.1 != 0 && ![ZERO, SLICE].contains(&self.path.as_str())
+    }
 }
 
 /// The mappings of this process that lie in a range.
@@ -141,19 +181,77 @@ fn mappings(start: usize, length: usize) -> io::Result<Vec<Found>> {
         let (from, to) = words.next()?.split_once('-')?;
         let rights = words.next()?;
         let offset = words.next()?;
+        let (major, minor) = words.next()?.split_once(':')?;
+        let [major, minor] = [major, minor].map(|number| u32::from_str_radix(number, 16).ok());
+        let number = words.next()?.parse().ok()?;
         Some(Found {
             start: usize::from_str_radix(from, 16).ok()?,
             end: usize::from_str_radix(to, 16).ok()?,
             protection: protection(rights),
             is_shared: rights.ends_with('s'),
             offset: u64::from_str_radix(offset, 16).ok()?,
-            path: words.nth(2).unwrap_or_default().trim_start().to_owned(),
+            file: (libc::makedev(major?, minor?), number),
+            path: words.next().unwrap_or_default().trim_start().to_owned(),
         })
     };
     let found = text.lines().filter_map(parse);
     Ok(found
         .filter(|found| found.start < start + length && found.end > start)
         .collect())
+}
+
+/// A descriptor's device and number, where it is a file that it can read and write.
+fn writable_file(descriptor: RawFd) -> Option<(u64, u64)> {
+    // SAFETY: zeroes are a valid value.
+    let mut found: libc::stat = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes the value. The replaced functions would wait for the program.
+    let (stat, flags) = unsafe {
+        (
+            libc::syscall(libc::SYS_fstat, descriptor, &raw mut found),
+            libc::fcntl(descriptor, libc::F_GETFL),
+        )
+    };
+    let is_writable = stat == 0 && flags >= 0 && flags & libc::O_ACCMODE == libc::O_RDWR;
+    let is_file = found.st_mode & libc::S_IFMT == libc::S_IFREG;
+    (is_writable && is_file).then_some((found.st_dev, found.st_ino))
+}
+
+/// Whether a file is one of shared memory. The worker takes no other.
+fn is_memory(file: &OwnedFd) -> bool {
+    // SAFETY: zeroes are a valid value.
+    let mut found: libc::statfs = unsafe { std::mem::zeroed() };
+    // SAFETY: the kernel writes the value.
+    let result = unsafe { libc::fstatfs(file.as_raw_fd(), &raw mut found) };
+    result == 0 && found.f_type == libc::TMPFS_MAGIC
+}
+
+/// Opens the file of a mapping: by its path, or another time where the program has it open, under whatever name.
+fn open(found: &Found) -> io::Result<OwnedFd> {
+    let mut options = fs::OpenOptions::new();
+    let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOFOLLOW;
+    let options = options.read(true).write(true).custom_flags(flags);
+    if let Ok(file) = options.open(&found.path)
+        && writable_file(file.as_raw_fd()) == Some(found.file)
+    {
+        return Ok(file.into());
+    }
+    let number = |entry: io::Result<fs::DirEntry>| entry.ok()?.file_name().to_str()?.parse().ok();
+    let mut open = fs::read_dir("/proc/self/fd")?.filter_map(number);
+    let open = open.find(|descriptor: &RawFd| writable_file(*descriptor) == Some(found.file));
+    let open = open.ok_or_else(|| refused("it is a file that cannot be opened again"))?;
+    // SAFETY: a call without pointers.
+    let copy = unsafe { libc::fcntl(open, libc::F_DUPFD_CLOEXEC, 0) };
+    if copy < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: a new descriptor that nothing else owns.
+    let copy = unsafe { OwnedFd::from_raw_fd(copy) };
+    // Another thread may have closed the first one meanwhile, and opened something else.
+    if writable_file(copy.as_raw_fd()) == Some(found.file) {
+        Ok(copy)
+    } else {
+        Err(refused("its file was closed meanwhile"))
+    }
 }
 
 /// The rights to a mapping as they are shown.
@@ -338,8 +436,9 @@ impl Pinned {
 }
 
 impl Program {
-    /// Moves the memory from `start` to `start + last` to the slice.
-    pub fn pin(&mut self, start: u64, last: u64) -> io::Result<Pinned> {
+    /// Has the worker share the memory from `start` to `start + last`: a file of shared memory is lent, other memory moves
+    /// to the slice.
+    pub fn pin(&mut self, start: u64, last: u64) -> io::Result<Wanted> {
         let length = last
             .checked_add(1)
             .and_then(|length| length.checked_next_multiple_of(PAGE as u64));
@@ -353,7 +452,9 @@ impl Program {
         let (start, length, end) = (start as usize, length as usize, end as usize);
         let mut covered = start;
         let mut private = Vec::new();
-        for found in mappings(start, length)? {
+        let all = mappings(start, length)?;
+        let file = all.first().filter(|found| found.is_file());
+        for found in &all {
             if found.start > covered {
                 return Err(refused("a part of it is not mapped"));
             }
@@ -364,12 +465,19 @@ impl Program {
                     "a part of it is not readable and writable, or is executable",
                 ));
             }
+            if let Some(file) = file {
+                let place = |found: &Found| found.offset.wrapping_sub(found.start as u64);
+                if !found.is_file() || found.file != file.file || place(found) != place(file) {
+                    return Err(refused("a part of it is another file than the rest"));
+                }
+                continue;
+            }
             let is_private = !found.is_shared
                 && (found.path.is_empty()
                     || found.path.starts_with('[')
                     || found.path == "/dev/zero");
             if !is_private && found.path != ZERO {
-                return Err(refused("it is a file, or shared with other processes"));
+                return Err(refused("it is a file, or a part of it is"));
             }
             if is_private {
                 private.push(found.start.max(start)..found.end.min(end));
@@ -377,6 +485,15 @@ impl Program {
         }
         if covered < end {
             return Err(refused("a part of it is not mapped"));
+        }
+        if let Some(file) = file {
+            // The mapping begins at the range or before it.
+            let offset = file.offset + (start - file.start) as u64;
+            let file = open(file)?;
+            if !is_memory(&file) {
+                return Err(refused("it is a file on a disk"));
+            }
+            return Ok(Wanted::Lent(file, offset));
         }
         let connection = self.connection()?;
         let offset = connection
@@ -390,13 +507,13 @@ impl Program {
             connection.ask(Operation::Return, 0, offset, 0)?;
             return Err(error);
         }
-        Ok(Pinned {
+        Ok(Wanted::Moved(Pinned {
             start,
             length,
             offset,
             private,
             object: [0; 3],
-        })
+        }))
     }
 
     /// Puts memory of its own back where the program still has the slice's.

@@ -6,7 +6,7 @@
 use crate::walk::Kind;
 
 /// The version of these messages. Both sides compare it in [`Operation::Hello`].
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Bytes of a header.
 pub const HEADER: usize = 32;
 /// The most bytes that follow a header: more than the longest call carries.
@@ -38,7 +38,8 @@ pub enum Operation {
     /// Uses the file whose token the bytes are. Answer: as for `Open`, without bytes and descriptor.
     Adopt,
     /// Makes a call on `file`. `a`: the argument; `b`: the command. The bytes are its segments. Answer: its result and
-    /// the segments.
+    /// the segments. Descriptor memory lies in the slice, or in the file of shared memory whose descriptor comes along;
+    /// its block has the offset there instead of the address.
     Call,
     /// Where to map `file` from. `a`: the offset; `b`: the length. Answer: `a` is [`SLICE`] or [`MANAGED`], at offset
     /// `b`, or [`DEVICE`], at the same offset.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashSet,
+    os::fd::OwnedFd,
     sync::{Arc, LazyLock, Mutex},
 };
 
@@ -12,10 +13,12 @@ use crate::{
     check::{Denied, check, long, put, word},
     device::Node,
     files::{OpenFile, View},
-    objects::{Mapped, Object, Pages},
+    objects::{FOREIGN, Mapped, Object, Pages},
     session::{Errno, Session, errno},
 };
 
+/// The escape that makes descriptor memory.
+const MAKE_DESCRIPTOR: u32 = 0x27;
 /// Classes of root clients.
 const ROOTS: [u32; 3] = [0, 1, 0x41];
 /// System memory.
@@ -72,6 +75,8 @@ pub struct Made<'a> {
     pub call: &'a Call,
     /// Files that it names.
     pub named: Vec<Arc<OpenFile>>,
+    /// The file of shared memory that came along.
+    pub lent: Option<&'a OwnedFd>,
 }
 
 impl Session {
@@ -81,6 +86,7 @@ impl Session {
         file: &Arc<OpenFile>,
         command: u32,
         argument: u64,
+        lent: Option<&OwnedFd>,
         bytes: &mut [u8],
     ) -> Result<i32, Errno> {
         let mut delivered = Delivered { bytes, taken: 0 };
@@ -90,12 +96,16 @@ impl Session {
         if delivered.taken != bytes.len() {
             return Err(libc::EINVAL);
         }
+        if lent.is_some() && (call.kind(), call.number) != (Kind::Frontend, MAKE_DESCRIPTOR) {
+            return Err(libc::EINVAL);
+        }
         let sent = bytes.to_vec();
         let made = check(self, &call, bytes).map(|named| Made {
             file,
             command,
             call: &call,
             named,
+            lent,
         });
         let result = made.and_then(|made| self.make(&made, bytes));
         let result = match (result, call.status_at()) {
@@ -121,7 +131,7 @@ impl Session {
 
     fn make(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         match (made.call.kind(), made.call.number) {
-            (Kind::Frontend, 0x27) => self.make_descriptor(made, bytes),
+            (Kind::Frontend, MAKE_DESCRIPTOR) => self.make_descriptor(made, bytes),
             (Kind::Frontend, 0x29) => self.free(made, bytes),
             (Kind::Frontend, 0x2a) => self.control(made, bytes),
             (Kind::Frontend, 0x2b) => self.allocate(made, bytes),
@@ -262,7 +272,7 @@ impl Session {
                     for handle in handles.filter(|handle| *handle != 0) {
                         let object = Object {
                             parent,
-                            class: 0,
+                            class: FOREIGN,
                             size: 0,
                             is_fresh: false,
                             is_shared: false,
@@ -407,7 +417,7 @@ impl Session {
         }
     }
 
-    /// The pages behind an object, if the worker gave it some.
+    /// The pages of the slice behind an object, if the worker gave it some.
     fn pages_of(&self, client: u32, handle: u32) -> Result<Option<Pages>, Denied> {
         let mut objects = self.worker().objects.lock_unpoisoned();
         let client = objects
@@ -416,7 +426,7 @@ impl Session {
         let object = client
             .object(handle)
             .ok_or(Denied::Status(status::INVALID_OBJECT))?;
-        Ok(object.pages.clone())
+        Ok(object.pages.clone().filter(|_| object.class != FOREIGN))
     }
 
     fn class_of(&self, client: u32, handle: u32) -> u32 {

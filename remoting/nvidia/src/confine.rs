@@ -20,11 +20,12 @@ const RIGHTS: ABI = ABI::V3;
 const GPUS: u8 = 32;
 
 /// System calls beside those of a process with threads and sockets.
-const FURTHER: [c_long; 7] = [
+const FURTHER: [c_long; 8] = [
     libc::SYS_epoll_ctl,
     libc::SYS_epoll_pwait,
     libc::SYS_epoll_wait,
     libc::SYS_fallocate,
+    libc::SYS_fstatfs,
     libc::SYS_getsockopt,
     libc::SYS_openat,
     libc::SYS_socketpair,

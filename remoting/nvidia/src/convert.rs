@@ -10,7 +10,8 @@ use crate::{
     call::{DESCRIPTOR, DESCRIPTOR_FLAGS, Made},
     check::{Denied, long, put, word},
     files::OpenFile,
-    objects::{Object, Pages},
+    lent,
+    objects::{FOREIGN, Object, Pages},
     session::{Session, errno},
     slice::Holder,
 };
@@ -24,7 +25,8 @@ const CONTIGUOUS: u32 = 2;
 pub const PAGE: u64 = 4096;
 
 impl Session {
-    /// Descriptor memory that the program asks for: pages that it has taken before. The block has their offset.
+    /// Descriptor memory that the program asks for: pages that it has taken before, or of a file that it lends. The block
+    /// has their offset.
     pub fn make_descriptor(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let [client, parent, _, class, flags] = [0, 4, 8, 12, 16].map(|at| word(bytes, at));
         let (offset, last) = (long(bytes, 24), long(bytes, 32));
@@ -35,16 +37,36 @@ impl Session {
             .checked_add(1)
             .filter(|_| DESCRIPTOR_FLAGS.contains(&flags) && offset.is_multiple_of(PAGE));
         self.check_room(client)?;
-        // They stay taken while the driver has them, even if the program returns them.
-        let pages = length.and_then(|length| Pages::of(self.slice(), offset, length));
-        let pages = pages.ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
-        let address = pages.slice.address(offset, pages.length);
+        let length = length.ok_or(Denied::Status(status::INVALID_ARGUMENT))?;
+        let (pages, mapping) = match made.lent {
+            Some(file) => {
+                let mapping = lent::map(file, offset, length);
+                let mapping = mapping.map_err(|_| Denied::Status(status::NOT_SUPPORTED))?;
+                // It counts as much as pages of the slice, of which none is touched.
+                (self.take(length)?, Some(mapping))
+            }
+            // They stay taken while the driver has them, even if the program returns them.
+            None => {
+                let pages = Pages::of(self.slice(), offset, length);
+                (pages.ok_or(Denied::Status(status::INVALID_ARGUMENT))?, None)
+            }
+        };
+        let address = match &mapping {
+            Some(mapping) => Some(mapping.start()),
+            None => pages.slice.address(offset, pages.length),
+        };
         let address = address.map_or(0, |address| address as u64);
         put(bytes, 24, address.to_le_bytes());
         let result = self.issue(made, bytes);
         put(bytes, 24, offset.to_le_bytes());
         if matches!(result, Ok(0)) && word(bytes, 40) == status::OK {
-            self.note_memory(client, word(bytes, 8), parent, DESCRIPTOR, Some(pages));
+            // The driver has the pages of the file by now. The mapping ends here.
+            let class = if mapping.is_some() {
+                FOREIGN
+            } else {
+                DESCRIPTOR
+            };
+            self.note_memory(client, word(bytes, 8), parent, class, Some(pages));
         } else {
             pages.release();
         }

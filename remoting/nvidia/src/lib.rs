@@ -12,6 +12,7 @@
 //! | `duplicate` | objects that several clients have |
 //! | `convert` | memory of the driver that a program maps comes from the program's slice |
 //! | `unified` | ranges of unified memory over pages of the slice |
+//! | `lent` | files of shared memory that a program lends |
 //! | `slice` | memory that a program shares with its devices |
 //! | `events` | hang-ups and events of files |
 //! | [`device`] | the device files themselves |
@@ -29,6 +30,7 @@ pub mod device;
 mod duplicate;
 mod events;
 mod files;
+mod lent;
 mod objects;
 pub mod record;
 pub mod server;

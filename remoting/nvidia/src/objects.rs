@@ -6,6 +6,8 @@ use crate::slice::{Holder, Slice};
 
 /// The most objects of a client.
 const MOST_OBJECTS: usize = 1 << 16;
+/// Stands for the class of memory that lies elsewhere than in a slice: it was imported, or is a file that was lent.
+pub const FOREIGN: u32 = 0;
 /// The most clients of all programs.
 const MOST_CLIENTS: usize = 1 << 12;
 
@@ -46,7 +48,7 @@ impl Pages {
 pub struct Object {
     /// The object that contains it.
     pub parent: u32,
-    /// Its class. 0: it was imported.
+    /// Its class, or [`FOREIGN`].
     pub class: u32,
     /// Its size in bytes, where it is memory.
     pub size: u64,
@@ -54,7 +56,7 @@ pub struct Object {
     pub is_fresh: bool,
     /// Whether other programs of the same user may duplicate it.
     pub is_shared: bool,
-    /// The pages behind it.
+    /// The pages behind it, or those that are taken because it counts like them.
     pub pages: Option<Pages>,
 }
 

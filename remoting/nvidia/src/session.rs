@@ -208,7 +208,12 @@ impl Session {
             Operation::Call => {
                 let file = self.file(request.file).ok_or(libc::EBADF)?;
                 let command = u32::try_from(request.b).map_err(|_| libc::EINVAL)?;
-                let result = self.call(&file, command, request.a, bytes)?;
+                let lent = match files {
+                    [] => None,
+                    [lent] => Some(lent),
+                    _ => return Err(libc::EINVAL),
+                };
+                let result = self.call(&file, command, request.a, lent, bytes)?;
                 Ok(Reply {
                     answer: Answer {
                         result,

@@ -5,6 +5,7 @@ mod program;
 
 use std::{
     env,
+    fs::File,
     io::Write,
     os::{fd::AsRawFd, unix::fs::FileExt},
     process::{Command, Stdio},
@@ -134,10 +135,21 @@ fn memory_that_is_pinned_keeps_address_and_contents() {
 fn memory_that_others_write_is_not_pinned() {
     let Some(_) = with_program("memory_that_others_write_is_not_pinned") else {
         let opened = Opened::new();
-        let file = tempfile::tempfile().expect("there is room");
+        // A file that cannot be written, and one that is mapped for this program alone.
+        let own = File::open("/proc/self/exe").expect("it is there");
+        for flags in [libc::MAP_SHARED, libc::MAP_PRIVATE] {
+            // SAFETY: a new mapping.
+            let memory = unsafe {
+                let place = std::ptr::null_mut();
+                libc::mmap(place, 1 << 12, libc::PROT_READ, flags, own.as_raw_fd(), 0)
+            };
+            assert_ne!(memory, libc::MAP_FAILED);
+            assert_eq!(opened.describe(MEMORY, memory.cast(), 1 << 12), 0x56);
+        }
+        let file = tempfile::tempfile_in("/dev/shm").expect("there is room");
         file.set_len(1 << 16).expect("there is room");
-        let memory = mmap(file.as_raw_fd(), 1 << 16, libc::MAP_SHARED, 0).expect("it maps");
-        assert_eq!(opened.describe(MEMORY, memory, 1 << 16), 0x56, "a file");
+        let memory = mmap(file.as_raw_fd(), 1 << 16, libc::MAP_PRIVATE, 0).expect("it maps");
+        assert_eq!(opened.describe(MEMORY, memory, 1 << 16), 0x56, "a copy");
         let memory =
             mmap(-1, 1 << 16, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, 0).expect("there is memory");
         // SAFETY: the second half is not used.
@@ -154,6 +166,59 @@ fn memory_that_others_write_is_not_pinned() {
         );
         return;
     };
+}
+
+#[test]
+fn shared_memory_of_programs_is_lent() {
+    let Some(device) = with_program("shared_memory_of_programs_is_lent") else {
+        let opened = Opened::new();
+        let length = 3 << 12;
+        let check = |file: &File, describe: &dyn Fn(*mut u64) -> u32| {
+            file.set_len(length as u64 + 4096).expect("there is room");
+            let map = |offset| mmap(file.as_raw_fd(), length, libc::MAP_SHARED, offset);
+            let (memory, other) = (map(4096).expect("it maps"), map(4096).expect("it maps"));
+            // SAFETY: both mappings have two words, which the device has looked at before the program.
+            unsafe {
+                memory.write_volatile(41);
+                assert_eq!(describe(memory), 0);
+                let words = [memory, other].map(|at| at.add(1).read_volatile());
+                assert_eq!(
+                    words,
+                    [41 + ADDED; 2],
+                    "others see what the device has written"
+                );
+                assert_eq!(libc::munmap(memory.cast(), length), 0);
+                assert_eq!(libc::munmap(other.cast(), length), 0);
+            }
+        };
+        let named = tempfile::NamedTempFile::new_in("/dev/shm").expect("there is room");
+        let describe = |memory| opened.describe(MEMORY, memory, length as u64);
+        check(named.as_file(), &|memory| {
+            // In the middle of a mapping, and by its name: nobody has it open.
+            let file = File::options().read(true).write(true).open(named.path());
+            let file = file.expect("it is there");
+            let whole =
+                mmap(file.as_raw_fd(), length + 4096, libc::MAP_SHARED, 0).expect("it maps");
+            drop(file);
+            let middle = whole.wrapping_byte_add(4096);
+            assert_eq!(opened.describe(MEMORY + 1, middle, length as u64), 0);
+            describe(memory)
+        });
+        assert_eq!(opened.free(MEMORY), 0);
+        let (status, _, file) = opened.map(MEMORY + 1, 4096);
+        assert_eq!(status, 0x56, "the slice is not shown in place of the file");
+        close(file);
+        // Without a name it is found as the program has it open.
+        let unnamed = tempfile::tempfile_in("/dev/shm").expect("there is room");
+        check(&unnamed, &describe);
+        let memory = mmap(unnamed.as_raw_fd(), length, libc::MAP_SHARED, 0).expect("it maps");
+        drop(unnamed);
+        assert_eq!(opened.free(MEMORY), 0);
+        assert_eq!(describe(memory), 0x56, "it cannot be opened again");
+        return;
+    };
+    let state = device.0.lock().expect("no call has panicked");
+    assert!(state.objects.keys().all(|(_, handle)| *handle != MEMORY));
 }
 
 #[test]

@@ -1,12 +1,12 @@
 //! A program that sends whatever it likes.
 
-use std::collections::HashMap;
+use std::{collections::HashMap, fs::File, os::fd::OwnedFd};
 
 use nvidia_abi::wire::{HEADER, Operation, Request, VERSION};
 use rustix::net::SendFlags;
 
 use super::{
-    ALLOCATE, CONTROL, DOORBELL, FREE, GPU, MAP, Owner, ask, open, send, serve, word, words,
+    ALLOCATE, CONTROL, DOORBELL, FREE, GPU, MAP, Owner, SLICE, ask, open, send, serve, word, words,
 };
 
 #[test]
@@ -206,6 +206,75 @@ fn pages_that_are_returned_while_they_are_pinned_stay_taken() {
 }
 
 /// A call on the owner's own objects: the file that it is for, the command, and the bytes.
+fn lend(owner: &Owner, handle: u32, offset: u32, last: u32, file: &OwnedFd) -> u32 {
+    let block = words(
+        56,
+        &[
+            (0, owner.client),
+            (4, GPU),
+            (8, handle),
+            (12, 0x71),
+            (16, 0x4000_1010),
+            (24, offset),
+            (32, last),
+            (48, u32::MAX),
+        ],
+    );
+    let request = Request {
+        operation: Operation::Call,
+        file: owner.control,
+        a: 1,
+        b: 0xc038_4627,
+        length: block.len() as u32,
+    };
+    let packet = [&request.to_bytes()[..], &block].concat();
+    let (answer, bytes, _) = send(&owner.socket, &packet, Some(file)).expect("it answers");
+    assert_eq!(answer.result, 0);
+    word(&bytes, 40)
+}
+
+#[test]
+fn only_shared_memory_is_lent_and_it_counts() {
+    let served = serve();
+    let owner = Owner::new(&served);
+    let memory = |length: u64| {
+        let file = tempfile::tempfile_in("/dev/shm").expect("there is room");
+        file.set_len(length).expect("there is room");
+        file
+    };
+    let file: OwnedFd = memory(2 * SLICE).into();
+    let zero: OwnedFd = File::open("/dev/zero").expect("it is there").into();
+    let program: OwnedFd = File::open("/proc/self/exe").expect("it is there").into();
+    for (offset, last, file) in [
+        (0, 0xfff, &zero),
+        (0, 0xfff, &program),
+        (0, 0xfff, &owner.socket),
+        (2 * SLICE as u32, 0xfff, &file),
+        (2 * SLICE as u32 - 0x1000, 0x1fff, &file),
+    ] {
+        assert_eq!(lend(&owner, 7, offset, last, file), 0x56, "{offset} {last}");
+    }
+    assert_eq!(lend(&owner, 7, 1, 0xfff, &file), 0x1f, "not at a page");
+    let last = SLICE as u32;
+    assert_eq!(lend(&owner, 7, 0, last, &file), 0x51, "more than a slice");
+    assert_eq!(lend(&owner, 7, 0, last - 1, &file), 0);
+    assert_eq!(lend(&owner, 8, 0, 0xfff, &file), 0x51, "nothing is left");
+    owner.free(7);
+    assert!(owner.has_whole_slice());
+    // A file goes with descriptor memory only.
+    let request = Request {
+        operation: Operation::Call,
+        file: owner.control,
+        a: 1,
+        b: ALLOCATE.into(),
+        length: 48,
+    };
+    let block = words(48, &[(0, owner.client), (4, GPU), (8, 9), (12, 0x90e7)]);
+    let packet = [&request.to_bytes()[..], &block].concat();
+    let (answer, ..) = send(&owner.socket, &packet, Some(&file)).expect("it answers");
+    assert_eq!(answer.result, -libc::EINVAL);
+}
+
 fn own_call(random: &mut fastrand::Rng, owner: &Owner, target: u32) -> (u32, u32, Vec<u8>) {
     let mut handle = || 0x100 + random.u32(..16);
     let (parent, handle) = (handle(), handle());

@@ -1,0 +1,58 @@
+//! Files of shared memory that programs lend: `/dev/shm`, or files in memory without a name.
+
+use std::{io, os::fd::OwnedFd};
+
+use base::mapping::{Access, Mapping};
+use rustix::fs::{FileType, fstat, fstatfs};
+
+/// The file system of shared memory.
+const TMPFS: u64 = 0x0102_1994;
+
+/// Maps a part of a file for the driver to pin. This process must not touch it: the program may shorten the file at any
+/// time.
+///
+/// # Errors
+/// The file is none of shared memory, whose pages the kernel finds by itself; it is shorter; or the program may not write
+/// to it.
+pub fn map(file: &OwnedFd, offset: u64, length: u64) -> io::Result<Mapping> {
+    let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+    let size = fstat(file)?;
+    let is_shared = FileType::from_raw_mode(size.st_mode) == FileType::RegularFile
+        && u64::try_from(fstatfs(file)?.f_type).is_ok_and(|kind| kind == TMPFS);
+    let size = u64::try_from(size.st_size).map_err(|_| invalid())?;
+    let end = offset.checked_add(length).filter(|end| *end <= size);
+    if !is_shared || end.is_none() {
+        return Err(invalid());
+    }
+    let length = usize::try_from(length).map_err(|_| invalid())?;
+    Mapping::shared(file, offset, length, Access::ReadWrite)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{fs::File, os::fd::AsRawFd};
+
+    use super::*;
+
+    #[test]
+    fn only_whole_parts_of_writable_shared_memory_are_mapped() {
+        let memory: OwnedFd = base::memfd::sealed(c"lent", 1 << 16)
+            .expect("there is memory")
+            .into();
+        assert!(map(&memory, 1 << 12, 0xf000).is_ok());
+        for (offset, length) in [
+            (0, (1 << 16) + 1),
+            (1 << 16, 1),
+            (u64::MAX, 1),
+            (1 << 12, u64::MAX),
+        ] {
+            assert!(map(&memory, offset, length).is_err(), "{offset} {length}");
+        }
+        let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
+        let others = [path.as_str(), "/dev/zero", "/proc/self/exe"]
+            .map(|path| File::open(path).expect("it is there"));
+        for other in others {
+            assert!(map(&other.into(), 0, 1 << 12).is_err());
+        }
+    }
+}
