@@ -17,6 +17,7 @@
 #   files     device files of a program that uses the GPU
 #   context   times of a context, seven times by turns
 #   managed   managed memory by the driver API
+#   quota     a program that takes all it gets of 8 GiB
 #   suspend   the driver's checkpoint of a program; the worker is killed, another one started, and the program goes on
 #   alone     a program without a worker is suspended and resumed by gantry-checkpoint
 #   suspensions  the same amid training, $SUSPENSIONS times (20), each time with another worker
@@ -87,6 +88,20 @@ for part in $parts; do
           echo "${side:-native}"
         done
       done
+      ;;
+    quota)
+      start_worker --memory 8192
+      through timeout 100 python3 quota.py 2>"$out/quota.err" &
+      program=$!
+      for _ in $(seq 200); do
+        used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader,nounits)
+        [ "${most:-0}" -ge "$used" ] || most=$used
+        kill -0 $program 2>/dev/null || break
+        sleep .1
+      done
+      wait $program
+      echo "quota: exit code $?, at most $most MiB in use by nvidia-smi"
+      start_worker
       ;;
     suspend)
       rm -f "$out/go" "$out/ready"

@@ -6,10 +6,10 @@ chown nobody "$work/socket"
 export GANTRY_NVIDIA_SOCKET=$work/socket/nvidia.sock
 worker=
 
-# Starts the worker as nobody; $worker is its process. Another one is stopped first.
+# Starts the worker as nobody, with these options; $worker is its process. Another one is stopped first.
 start_worker() {
   [ -z "$worker" ] || { kill -9 "$worker"; wait "$worker" 2>/dev/null; }
-  setpriv --reuid nobody --regid nogroup --clear-groups "$work/gantry-nvidia" --socket "$GANTRY_NVIDIA_SOCKET" \
+  setpriv --reuid nobody --regid nogroup --clear-groups "$work/gantry-nvidia" --socket "$GANTRY_NVIDIA_SOCKET" "$@" \
     2>>"$out/worker.err" &
   worker=$!
   for _ in $(seq 100); do

@@ -14,6 +14,7 @@ use crate::{
     device::Node,
     files::{OpenFile, View},
     objects::{FOREIGN, Mapped, Object, Pages},
+    quota::{self, Charge, MEMORY_INFO},
     session::{Errno, Session, errno},
 };
 
@@ -40,7 +41,8 @@ const SHARE_POLICY: u32 = 0xd04;
 const SHARE_TYPE_AT: usize = 8;
 pub const SHARE_NOBODY: u16 = 0;
 pub const SHARE_PROCESS: u16 = 4;
-/// Objects from a file; the processes that use a GPU.
+/// Objects to a file, and from one; the processes that use a GPU.
+const EXPORT: u32 = 0x3d0b;
 const IMPORT: u32 = 0x3d0c;
 const PROCESSES: u32 = 0x2080_018d;
 /// The flag that lets other processes than the one that opened a file of unified memory use it.
@@ -201,8 +203,12 @@ impl Session {
         if is_root && (made.file.node != Node::Control || made.file.left().shows_device()) {
             return Err(Denied::Status(status::INVALID_ARGUMENT));
         }
+        let charge = self.charge(made, bytes, class)?;
         let result = self.issue(made, bytes)?;
         if Self::is_done(made, result, bytes) {
+            if let Some(charge) = &charge {
+                charge.raise_to(quota::bytes_of(class, made.call, bytes));
+            }
             if class == ADDRESS_SPACE {
                 self.slice().touch_ahead();
             }
@@ -224,6 +230,7 @@ impl Session {
                         is_fresh: true,
                         is_shared: false,
                         pages: None,
+                        charge,
                     },
                 )
             };
@@ -231,6 +238,46 @@ impl Session {
             gone.into_iter().for_each(Pages::release);
         }
         Ok(result)
+    }
+
+    /// Counts the video memory that a new object takes or keeps.
+    fn charge(&self, made: &Made<'_>, bytes: &[u8], class: u32) -> Result<Option<Charge>, Denied> {
+        let wanted = quota::bytes_of(class, made.call, bytes);
+        let kept = self.named_charges(made.call, bytes);
+        if wanted == 0 && kept.is_empty() {
+            return Ok(None);
+        }
+        let charge = self.worker().account.charge(wanted, kept);
+        charge.map(Some).ok_or(Denied::Status(status::NO_MEMORY))
+    }
+
+    /// The video memory of objects that the inner block of a call names.
+    fn named_charges(&self, call: &Call, bytes: &[u8]) -> Vec<Charge> {
+        let own = word(bytes, 0);
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let mut kept = Vec::new();
+        let mut keep = |client: u32, handle: u32| {
+            let object = objects
+                .client(client)
+                .and_then(|client| client.object(handle));
+            kept.extend(object.and_then(|object| object.charge.clone()));
+        };
+        for operand in call.operands().filter(|operand| operand.block != 0) {
+            match operand.meaning {
+                Meaning::Object { client_at } => {
+                    let client =
+                        client_at.map_or(own, |at| word(bytes, operand.block + usize::from(at)));
+                    keep(client, word(bytes, operand.at));
+                }
+                Meaning::Objects { count, .. } => {
+                    for index in 0..usize::from(count) {
+                        keep(own, word(bytes, operand.at + 4 * index));
+                    }
+                }
+                _ => {}
+            }
+        }
+        kept
     }
 
     fn free(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
@@ -261,6 +308,20 @@ impl Session {
                 put(bytes, at, wished);
                 result
             }
+            Some(EXPORT) if block != 0 => {
+                let kept = self.named_charges(made.call, bytes);
+                let result = self.issue(made, bytes)?;
+                if let (true, Some(file)) = (Self::is_done(made, result, bytes), made.named.first())
+                {
+                    file.left().exported.keep(kept);
+                }
+                Ok(result)
+            }
+            Some(MEMORY_INFO) if block != 0 => {
+                let result = self.issue(made, bytes)?;
+                self.worker().account.show(&mut bytes[block..]);
+                Ok(result)
+            }
             Some(IMPORT) if block != 0 => {
                 let (client, parent) = (word(bytes, 0), word(bytes, block + 4));
                 self.check_room(client)?;
@@ -268,6 +329,8 @@ impl Session {
                 if Self::is_done(made, result, bytes) {
                     let count = usize::from(word(bytes, block + 648) as u16).min(128);
                     let handles = (0..count).map(|index| word(bytes, block + 8 + 4 * index));
+                    let kept = made.named.first().map(|file| file.left().exported.all());
+                    let charge = self.worker().account.charge(0, kept.unwrap_or_default());
                     let mut objects = self.worker().objects.lock_unpoisoned();
                     for handle in handles.filter(|handle| *handle != 0) {
                         let object = Object {
@@ -277,6 +340,7 @@ impl Session {
                             is_fresh: false,
                             is_shared: false,
                             pages: None,
+                            charge: charge.clone(),
                         };
                         objects
                             .add(client, handle, object)

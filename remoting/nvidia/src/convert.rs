@@ -250,6 +250,7 @@ impl Session {
             is_fresh: false,
             is_shared: false,
             pages,
+            charge: None,
         };
         let gone = self
             .worker()

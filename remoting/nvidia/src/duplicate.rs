@@ -64,7 +64,7 @@ impl Session {
         let object = of
             .object(source)
             .ok_or(Denied::Status(status::INVALID_OBJECT))?;
-        let (class, size) = (object.class, object.size);
+        let (class, size, charge) = (object.class, object.size, object.charge.clone());
         let may = is_own || (is_users && object.is_shared && MEMORY.contains(&class));
         if !may {
             return Err(Denied::Status(status::INSUFFICIENT_PERMISSIONS));
@@ -84,6 +84,7 @@ impl Session {
                 is_fresh: false,
                 is_shared: false,
                 pages,
+                charge,
             };
             let mut objects = self.worker().objects.lock_unpoisoned();
             let gone = objects.add(client, word(bytes, 8), duplicate);

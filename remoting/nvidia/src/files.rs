@@ -15,7 +15,7 @@ use base::Unpoisoned;
 use nvidia_abi::wire::TOKEN;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt::socket_cookie};
 
-use crate::{device::Node, objects::Pages, slice::Slice};
+use crate::{device::Node, objects::Pages, quota::Kept, slice::Slice};
 
 /// The most files of all programs.
 const MOST: usize = 1 << 13;
@@ -93,6 +93,8 @@ pub struct Left {
     pub spaces: Vec<Space>,
     /// Unified memory: ranges whose pages are a slice's.
     pub ranges: Vec<SharedRange>,
+    /// The video memory of objects that were exported to the file.
+    pub exported: Kept,
 }
 
 impl Left {

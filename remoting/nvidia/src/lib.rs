@@ -32,6 +32,7 @@ mod events;
 mod files;
 mod lent;
 mod objects;
+mod quota;
 pub mod record;
 pub mod server;
 mod session;

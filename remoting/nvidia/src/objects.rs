@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use crate::slice::{Holder, Slice};
+use crate::{
+    quota::Charge,
+    slice::{Holder, Slice},
+};
 
 /// The most objects of a client.
 const MOST_OBJECTS: usize = 1 << 16;
@@ -58,6 +61,8 @@ pub struct Object {
     pub is_shared: bool,
     /// The pages behind it, or those that are taken because it counts like them.
     pub pages: Option<Pages>,
+    /// The video memory that it keeps.
+    pub charge: Option<Charge>,
 }
 
 /// How a program sees a mapping that it asked for.
@@ -216,6 +221,7 @@ mod tests {
             is_fresh: true,
             is_shared: false,
             pages: None,
+            charge: None,
         }
     }
 

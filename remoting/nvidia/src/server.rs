@@ -27,6 +27,7 @@ use crate::{
     events::{self, Events},
     files::{DESCRIPTORS, Files},
     objects::{Objects, Pages},
+    quota::Account,
     record::Record,
     session::{Session, has_unread},
 };
@@ -63,19 +64,22 @@ pub struct Worker {
     pub(crate) objects: Mutex<Objects>,
     pub(crate) events: Events,
     pub(crate) record: Option<Record>,
+    pub(crate) account: Arc<Account>,
     next_mapping: AtomicU64,
     programs: AtomicUsize,
 }
 
 impl Worker {
     /// A worker for these device files. Each program gets a slice of `slice_length` bytes. All programs together may
-    /// open as many device files as fit under the process's soft limit of descriptors.
+    /// have `memory` bytes of video memory (`None`: what the devices have), and open as many device files as fit under
+    /// the process's soft limit of descriptors.
     ///
     /// # Errors
     /// The driver is of no known branch, or the system refuses.
     pub fn new(
         device: Box<dyn Device>,
         slice_length: u64,
+        memory: Option<u64>,
         record: Option<Record>,
     ) -> Result<Arc<Self>, Error> {
         let version = device.version().map_err(Error::Version)?;
@@ -92,6 +96,7 @@ impl Worker {
             objects: Mutex::default(),
             events: Events::new()?,
             record,
+            account: Account::new(memory),
             next_mapping: AtomicU64::new(1),
             programs: AtomicUsize::new(0),
         }))
@@ -101,6 +106,12 @@ impl Worker {
     #[must_use]
     pub fn branch(&self) -> Branch {
         self.branch
+    }
+
+    /// Bytes of video memory that programs have.
+    #[must_use]
+    pub fn memory_used(&self) -> u64 {
+        self.account.used()
     }
 
     /// Serves programs that connect, until accepting fails for another reason than a lack of descriptors or memory,
@@ -215,7 +226,8 @@ mod tests {
 
     #[test]
     fn a_closed_file_that_a_call_still_has_is_not_waited_for() {
-        let worker = Worker::new(Box::new(StandIn::default()), 1 << 20, None).expect("it is known");
+        let worker =
+            Worker::new(Box::new(StandIn::default()), 1 << 20, None, None).expect("it is known");
         let device = worker.device.open(Node::Control).expect("it opens");
         let added = worker.files.lock_unpoisoned().add(Node::Control, device);
         let (file, program) = added.expect("there are descriptors");

@@ -152,6 +152,13 @@ impl Device for StandIn {
                                 }
                             }
                         }
+                        0x3d0c => {
+                            let client = word(block, 0);
+                            for at in 0..word(parameters, 648) as usize & 0x7f {
+                                let handle = word(parameters, 8 + 4 * at);
+                                state.objects.insert((client, handle), 0);
+                            }
+                        }
                         0x2080_018d => {
                             put(parameters, 8, 1);
                             put(parameters, 12, std::process::id());

@@ -16,7 +16,8 @@ fn programs_that_find_no_descriptors_are_served_later() {
     let folder = tempfile::tempdir().expect("there is room");
     let path = folder.path().join("nvidia.sock");
     let listener = Listener::bind(&path).expect("the folder is new");
-    let worker = Worker::new(Box::new(StandIn::default()), 8 << 20, None).expect("it is known");
+    let worker =
+        Worker::new(Box::new(StandIn::default()), 8 << 20, None, None).expect("it is known");
     let serving = thread::spawn(move || worker.serve(&listener));
     let address = SocketAddrUnix::new(&path).expect("it is short");
     let [first, second] = [(); 2].map(|()| {

@@ -31,7 +31,7 @@ fn with_program(test: &str) -> Option<StandIn> {
     let socket = folder.path().join("nvidia.sock");
     let listener = Listener::bind(&socket).expect("the folder is new");
     let device = StandIn::default();
-    let worker = Worker::new(Box::new(device.clone()), 64 << 20, None)
+    let worker = Worker::new(Box::new(device.clone()), 64 << 20, None, None)
         .expect("the stand-in is a known branch");
     thread::spawn(move || worker.serve(&listener));
     let own = env::current_exe().expect("it is a file");

@@ -21,6 +21,10 @@ struct Options {
     /// Most memory that a program shares with its devices, in MiB. It is committed as it is touched.
     #[arg(long, default_value_t = 16384, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     slice: u64,
+    /// Most video memory of all programs together, in MiB (default: what the devices have). Programs see it as the
+    /// devices' size.
+    #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
+    memory: Option<u64>,
     /// Records the structure of calls in this file, without contents.
     #[arg(long)]
     record: Option<PathBuf>,
@@ -29,7 +33,8 @@ struct Options {
 fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
     Limit::raise()?;
     let record = options.record.as_deref().map(Record::create).transpose()?;
-    let worker = Worker::new(Box::new(Kernel), options.slice << 20, record)?;
+    let memory = options.memory.map(|mib| mib << 20);
+    let worker = Worker::new(Box::new(Kernel), options.slice << 20, memory, record)?;
     let listener = Listener::bind(&options.socket)?;
     confine(worker.branch())?;
     Ok(worker.serve(&listener)?)

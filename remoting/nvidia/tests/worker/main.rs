@@ -2,6 +2,7 @@
 
 mod duplicates;
 mod hostile;
+mod quota;
 mod unified;
 
 use std::{
@@ -34,11 +35,17 @@ struct Served {
 }
 
 fn serve() -> Served {
+    serve_with(None)
+}
+
+/// A worker whose programs may have so much video memory.
+fn serve_with(memory: Option<u64>) -> Served {
     let folder = tempfile::tempdir().expect("there is room");
     let socket = folder.path().join("nvidia.sock");
     let listener = Listener::bind(&socket).expect("the folder is new");
     let device = StandIn::default();
-    let worker = Worker::new(Box::new(device.clone()), SLICE, None).expect("the branch is known");
+    let worker =
+        Worker::new(Box::new(device.clone()), SLICE, memory, None).expect("the branch is known");
     thread::spawn(move || worker.serve(&listener));
     Served {
         socket,

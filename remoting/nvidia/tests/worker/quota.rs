@@ -1,0 +1,176 @@
+//! Video memory that programs may have.
+
+use std::time::{Duration, Instant};
+
+use super::{ALLOCATE, CONTROL, GPU, Owner, Served, open, serve_with, word, words};
+
+const DUPLICATE: u32 = 0xc01c_4634;
+const SHARE: u32 = 0xc018_4635;
+const EXPORT: u32 = 0x3d0b;
+const IMPORT: u32 = 0x3d0c;
+const MEMORY_INFO: u32 = 0x2080_1303;
+const NO_MEMORY: u32 = 0x51;
+/// What each object has, and what all programs may have.
+const PIECE: u32 = 1 << 20;
+const LIMIT: u64 = 3 << 19;
+
+/// Allocates video memory. Answers the status.
+fn take(owner: &Owner, handle: u32) -> u32 {
+    let header = [
+        (0, owner.client),
+        (4, GPU),
+        (8, handle),
+        (12, 0x40),
+        (16, 1),
+        (48 + 64, PIECE),
+    ];
+    let allocated = owner.call(owner.control, ALLOCATE, &words(48 + 128, &header));
+    word(&allocated, 40)
+}
+
+/// A control call. Answers the parameters.
+fn control(owner: &Owner, command: u32, length: usize, parameters: &[(usize, u32)]) -> Vec<u8> {
+    let mut all = vec![
+        (0, owner.client),
+        (4, owner.client),
+        (8, command),
+        (16, 1),
+        (24, length as u32),
+    ];
+    all.extend(parameters.iter().map(|(at, word)| (32 + at, *word)));
+    let answer = owner.call(owner.control, CONTROL, &words(32 + length, &all));
+    assert_eq!(word(&answer, 28), 0, "{command:x}");
+    answer[32..].to_vec()
+}
+
+fn programs() -> (Served, Owner, Owner) {
+    let served = serve_with(Some(LIMIT));
+    let (one, two) = (Owner::new(&served), Owner::new(&served));
+    (served, one, two)
+}
+
+/// Waits until a program can allocate: files are closed in the background.
+fn take_soon(owner: &Owner, handle: u32) {
+    let begin = Instant::now();
+    while take(owner, handle) != 0 {
+        assert!(
+            begin.elapsed() < Duration::from_secs(60),
+            "it stays counted"
+        );
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn all_programs_together_have_no_more_than_the_limit() {
+    let (_served, one, two) = programs();
+    assert_eq!(take(&one, 7), 0);
+    assert_eq!(take(&two, 7), NO_MEMORY);
+    let info = [
+        (0, 3),
+        (4, 8),
+        (8, 1 << 27),
+        (12, 0x16),
+        (16, 1 << 27),
+        (20, 5),
+        (24, 77),
+    ];
+    let shown = control(&two, MEMORY_INFO, 1028, &info);
+    assert_eq!([8, 16, 24].map(|at| word(&shown, at)), [1536, 512, 77]);
+    one.free(7);
+    assert_eq!(take(&two, 7), 0);
+    // A program that ends gives back what it had.
+    drop(two);
+    take_soon(&one, 8);
+}
+
+#[test]
+fn memory_that_the_driver_refuses_is_not_counted() {
+    let (served, one, _two) = programs();
+    served
+        .device
+        .0
+        .lock()
+        .expect("it is whole")
+        .failing
+        .insert(ALLOCATE, 5);
+    let header = [
+        (0, one.client),
+        (4, GPU),
+        (8, 7),
+        (12, 0x40),
+        (16, 1),
+        (48 + 64, PIECE),
+    ];
+    let request = words(48 + 128, &header);
+    let answer = super::ask(
+        &one.socket,
+        super::Operation::Call,
+        one.control,
+        1,
+        ALLOCATE.into(),
+        &request,
+    );
+    assert_eq!(answer.expect("it answers").0.result, -5);
+    served.device.0.lock().expect("it is whole").failing.clear();
+    assert_eq!(take(&one, 7), 0);
+}
+
+#[test]
+fn a_duplicate_keeps_memory_counted() {
+    let (_served, one, two) = programs();
+    assert_eq!(take(&one, 7), 0);
+    let share = [(0, one.client), (4, 7), (12, 1), (16, 2)];
+    one.call(one.control, SHARE, &words(24, &share));
+    let duplicate = [
+        (0, two.client),
+        (4, GPU),
+        (8, 100),
+        (12, one.client),
+        (16, 7),
+    ];
+    two.call(two.control, DUPLICATE, &words(28, &duplicate));
+    one.free(7);
+    assert_eq!(take(&one, 8), NO_MEMORY);
+    two.free(100);
+    assert_eq!(take(&one, 8), 0);
+}
+
+#[test]
+fn memory_that_was_exported_to_a_file_stays_counted() {
+    let (_served, one, two) = programs();
+    assert_eq!(take(&one, 7), 0);
+    let (file, token, end) = open(&one.socket, "/dev/nvidiactl");
+    control(
+        &one,
+        EXPORT,
+        2128,
+        &[(0, file), (4, GPU), (76, 7), (2124, 1)],
+    );
+    one.free(7);
+    assert_eq!(take(&one, 8), NO_MEMORY);
+    let adopted = super::ask(&two.socket, super::Operation::Adopt, 0, 0, 0, &token);
+    assert_eq!(adopted.expect("it answers").0.result, 0);
+    control(
+        &two,
+        IMPORT,
+        652,
+        &[(0, file), (4, GPU), (8, 100), (648, 1)],
+    );
+    drop(end);
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(take(&one, 8), NO_MEMORY);
+    two.free(100);
+    take_soon(&one, 8);
+}
+
+#[test]
+fn channel_groups_count() {
+    let (_served, one, _two) = programs();
+    assert_eq!(one.allocate(GPU, 50, 0xa06c, 20), NO_MEMORY);
+    let served = serve_with(Some(16 << 20));
+    let one = Owner::new(&served);
+    assert_eq!(one.allocate(GPU, 50, 0xa06c, 20), 0);
+    let groups = (51..100).take_while(|handle| one.allocate(GPU, *handle, 0xa06c, 20) == 0);
+    assert_eq!(groups.count(), 6, "9 MiB for four");
+}
