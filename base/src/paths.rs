@@ -4,6 +4,8 @@
 pub const OPENCL_SOCKET: &str = "/run/gantry/opencl.sock";
 /// Socket of a pool for CUDA; in a guest, of the agent.
 pub const CUDA_SOCKET: &str = "/run/gantry/cuda.sock";
+/// Socket of gantry-nvidia.
+pub const NVIDIA_SOCKET: &str = "/run/gantry/nvidia.sock";
 /// Socket of the arbiter.
 pub const ARBITER_SOCKET: &str = "/run/gantry-arbiter/socket";
 /// Socket of gantry-tunnel.

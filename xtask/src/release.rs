@@ -36,6 +36,7 @@ const RELEASED: &[(&str, &[&str])] = &[
     ),
     ("gantry-tunnel", &["gantry-tunnel"]),
     // For guests, and for hosts whose programs are served by a pool.
+    ("gantry-nvidia", &["gantry-nvidia"]),
     ("gantry-smi", &["gantry-smi"]),
     ("gantry-checkpoint", &["gantry-checkpoint"]),
     ("gantry-cuda-run", &["gantry-cuda"]),

@@ -1,5 +1,6 @@
 //! `gantry-cuda run PROGRAM`: runs a program with Gantry's CUDA libraries, whatever libraries it
-//! brings itself. Only the program's environment is changed; see the auditing library in `lib.rs`.
+//! brings itself, or with its own libraries and Gantry's worker for NVIDIA's device files. Only the
+//! program's environment is changed; see the auditing library in `lib.rs`.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
@@ -7,18 +8,29 @@ use std::{
     env,
     ffi::{OsStr, OsString},
     fs, io,
-    os::unix::{ffi::OsStrExt, fs::PermissionsExt, process::CommandExt},
+    os::unix::{
+        ffi::OsStrExt,
+        fs::{FileTypeExt, PermissionsExt},
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Command, ExitCode},
 };
 
-use base::{Output, paths::CUDA_LIBRARIES};
+use base::{
+    Output,
+    paths::{CUDA_LIBRARIES, NVIDIA_SOCKET},
+};
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_cuda_audit::VARIABLE;
 use manual::Manual;
 
 /// The auditing library.
 const AUDITOR: &str = "libgantry_cuda_audit.so";
+/// The library that carries calls on NVIDIA's device files.
+const PRELOADED: &str = "libgantry_nvidia_preload.so";
+/// The variable with the socket that it connects to.
+const SOCKET: &str = "GANTRY_NVIDIA_SOCKET";
 /// The libraries that the folder must contain in addition.
 const NEEDED: [&str; 4] = [
     "libcuda.so.1",
@@ -31,7 +43,8 @@ const HEAD: u64 = 1 << 16;
 
 const EXAMPLES: &str = "Examples:
   gantry-cuda run python3 train.py           PyTorch of any environment, without changing it
-  gantry-cuda run --libraries DIR ./program  with the libraries of another folder";
+  gantry-cuda run --libraries DIR ./program  with the libraries of another folder
+  gantry-cuda run --native python3 train.py  with NVIDIA's libraries, and device files by gantry-nvidia";
 
 /// Runs programs with Gantry's CUDA libraries.
 #[derive(Debug, Parser)]
@@ -54,6 +67,12 @@ enum What {
         /// The folder of Gantry's libraries.
         #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
         libraries: PathBuf,
+        /// Use the program's own NVIDIA libraries (a native context): calls on device files go to a gantry-nvidia.
+        #[arg(long)]
+        native: bool,
+        /// The socket of gantry-nvidia.
+        #[arg(long, default_value = NVIDIA_SOCKET, value_name = "PATH", requires = "native")]
+        socket: PathBuf,
         /// The program and its arguments.
         #[arg(
             trailing_var_arg = true,
@@ -78,10 +97,20 @@ enum Error {
     )]
     NoLibrary { folder: PathBuf, file: &'static str },
     #[error(
-        "{} cannot be named in a list of the loader's, for its ':' or ';': give the libraries another folder",
+        "{} cannot be named in a list of the loader's, for a ':', ';' or space in it: give the libraries another folder",
         .0.display()
     )]
     Unlistable(PathBuf),
+    #[error(
+        "no gantry-nvidia listens at {}: start it, or name its socket by --socket",
+        path.display()
+    )]
+    NoWorker { path: PathBuf, source: io::Error },
+    #[error(
+        "{} has no {PRELOADED}: docs/user/native-contexts.md says how to make it; --libraries names its folder",
+        .0.display()
+    )]
+    NoPreloaded(PathBuf),
     #[error("there is no program {}", .0.display())]
     NoProgram(PathBuf),
     #[error(
@@ -155,23 +184,56 @@ fn first(path: &Path, variable: &str) -> OsString {
     list
 }
 
-/// Replaces this process by the program.
-fn become_program(libraries: &Path, program: &[OsString]) -> Result<(), Error> {
-    let folder = fs::canonicalize(libraries).unwrap_or_else(|_| libraries.to_owned());
-    // The loader would split LD_AUDIT and LD_LIBRARY_PATH at these characters.
-    if folder
-        .as_os_str()
-        .as_bytes()
-        .iter()
-        .any(|byte| b":;".contains(byte))
-    {
+/// The real path of a folder that can be named in a list of the loader's, which is split at these characters.
+fn listable(folder: &Path, split: &[u8]) -> Result<PathBuf, Error> {
+    let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    let bytes = folder.as_os_str().as_bytes();
+    if bytes.iter().any(|byte| split.contains(byte)) {
         return Err(Error::Unlistable(folder));
     }
+    Ok(folder)
+}
+
+/// The program with Gantry's libraries.
+fn with_libraries(libraries: &Path, program: &[OsString]) -> Result<Command, Error> {
+    let folder = listable(libraries, b":;")?;
     for file in NEEDED.into_iter().chain([AUDITOR]) {
         if !folder.join(file).is_file() {
             return Err(Error::NoLibrary { folder, file });
         }
     }
+    let mut command = command(program)?;
+    command
+        .env("LD_AUDIT", first(&folder.join(AUDITOR), "LD_AUDIT"))
+        .env("LD_LIBRARY_PATH", first(&folder, "LD_LIBRARY_PATH"))
+        .env(VARIABLE, &folder);
+    Ok(command)
+}
+
+/// The program with its own libraries, and the worker at `socket` for device files.
+fn with_worker(libraries: &Path, socket: &Path, program: &[OsString]) -> Result<Command, Error> {
+    let preloaded = listable(libraries, b": ")?.join(PRELOADED);
+    if !preloaded.is_file() {
+        return Err(Error::NoPreloaded(libraries.to_owned()));
+    }
+    let no_worker = |source: io::Error| Error::NoWorker {
+        path: socket.to_owned(),
+        source,
+    };
+    // The program may change its folder.
+    let socket = fs::canonicalize(socket).map_err(no_worker)?;
+    if !fs::metadata(&socket).is_ok_and(|found| found.file_type().is_socket()) {
+        return Err(no_worker(io::ErrorKind::NotConnected.into()));
+    }
+    let mut command = command(program)?;
+    command
+        .env("LD_PRELOAD", first(&preloaded, "LD_PRELOAD"))
+        .env(SOCKET, &socket);
+    Ok(command)
+}
+
+/// A program that the loader looks for libraries for.
+fn command(program: &[OsString]) -> Result<Command, Error> {
     let (name, arguments) = program
         .split_first()
         .ok_or(Error::NoProgram(PathBuf::new()))?;
@@ -181,22 +243,32 @@ fn become_program(libraries: &Path, program: &[OsString]) -> Result<(), Error> {
     if head(&path).is_ok_and(|head| is_static(&head)) {
         return Err(Error::Static(path));
     }
-    let source = Command::new(&path)
-        .arg0(name)
-        .args(arguments)
-        .env("LD_AUDIT", first(&folder.join(AUDITOR), "LD_AUDIT"))
-        .env("LD_LIBRARY_PATH", first(&folder, "LD_LIBRARY_PATH"))
-        .env(VARIABLE, &folder)
-        .exec();
-    Err(Error::Run {
-        program: path,
+    let mut command = Command::new(path);
+    command.arg0(name).args(arguments);
+    Ok(command)
+}
+
+/// Replaces this process by the program.
+fn become_program(mut command: Command) -> Error {
+    let source = command.exec();
+    Error::Run {
+        program: command.get_program().into(),
         source,
-    })
+    }
 }
 
 fn main() -> ExitCode {
     let outcome = match Arguments::parse().what {
-        What::Run { libraries, program } => become_program(&libraries, &program),
+        What::Run {
+            libraries,
+            native: true,
+            socket,
+            program,
+        } => with_worker(&libraries, &socket, &program)
+            .and_then(|command| Err(become_program(command))),
+        What::Run {
+            libraries, program, ..
+        } => with_libraries(&libraries, &program).and_then(|command| Err(become_program(command))),
         What::Manual(manual) => manual
             .write(Arguments::command(), &mut Output::standard())
             .map_err(Error::Say),
@@ -218,10 +290,22 @@ mod tests {
         Arguments::command().debug_assert();
         let line = "gantry-cuda run --libraries x python3 --version -c y";
         let asked = Arguments::try_parse_from(line.split(' ')).unwrap();
-        let What::Run { libraries, program } = asked.what else {
+        let What::Run {
+            libraries,
+            native,
+            program,
+            ..
+        } = asked.what
+        else {
             panic!("it does not run anything");
         };
-        assert_eq!((libraries, program.len()), (PathBuf::from("x"), 4));
+        assert_eq!(
+            (libraries, native, program.len()),
+            (PathBuf::from("x"), false, 4)
+        );
+        let line = "gantry-cuda run --socket /run/x python3";
+        let no_native = Arguments::try_parse_from(line.split(' ')).unwrap_err();
+        assert_eq!(no_native.exit_code(), 2);
         let nothing = Arguments::try_parse_from(["gantry-cuda", "run"]).unwrap_err();
         assert_eq!(nothing.exit_code(), 2);
     }

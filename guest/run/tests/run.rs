@@ -140,6 +140,58 @@ fn a_program_runs_with_gantrys_libraries_whatever_paths_it_has_and_is_not_change
     assert_eq!(String::from_utf8_lossy(&again.stdout), "theirs theirs\n");
 }
 
+/// A library that is loaded first, and says where it would connect to.
+const PRELOADED: &str = r#"
+#include <stdio.h>
+#include <stdlib.h>
+__attribute__((constructor)) static void loaded(void) { puts(getenv("GANTRY_NVIDIA_SOCKET")); fflush(stdout); }
+"#;
+
+#[test]
+fn a_program_keeps_its_libraries_if_only_device_files_are_carried() {
+    let rig = Rig::new();
+    let socket = rig.folder.path().join("nvidia.sock");
+    let run = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-cuda"));
+        command.arg("run").arg("--libraries").arg(rig.ours());
+        command
+            .args(["--native", "--socket", "nvidia.sock"])
+            .arg(rig.program());
+        command.current_dir(rig.folder.path());
+        rig.run(command)
+    };
+    let said = |ran: &Output| String::from_utf8_lossy(&ran.stderr).into_owned();
+    let without = run();
+    assert!(
+        said(&without).contains("has no libgantry_nvidia_preload.so"),
+        "{without:?}"
+    );
+    let source = rig.folder.path().join("preloaded.c");
+    fs::write(&source, PRELOADED).unwrap();
+    compile(
+        &source,
+        &rig.ours().join("libgantry_nvidia_preload.so"),
+        &["-shared", "-fPIC"],
+    );
+    let without = run();
+    assert!(
+        said(&without).contains("no gantry-nvidia listens at nvidia.sock"),
+        "{without:?}"
+    );
+    fs::write(&socket, "").unwrap();
+    let without = run();
+    assert!(
+        said(&without).contains("no gantry-nvidia listens at nvidia.sock"),
+        "{without:?}"
+    );
+    fs::remove_file(&socket).unwrap();
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let ran = run();
+    let socket = fs::canonicalize(&socket).unwrap();
+    let expected = format!("{}\ntheirs theirs\n", socket.display());
+    assert_eq!(String::from_utf8_lossy(&ran.stdout), expected, "{ran:?}");
+}
+
 #[test]
 fn what_cannot_be_run_so_says_why() {
     let rig = Rig::new();

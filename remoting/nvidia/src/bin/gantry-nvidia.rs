@@ -3,7 +3,7 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use base::limits::Limit;
+use base::{limits::Limit, paths::NVIDIA_SOCKET};
 use clap::Parser;
 use gantry_nvidia::{
     confine::confine,
@@ -16,7 +16,7 @@ use gantry_nvidia::{
 #[derive(Parser)]
 struct Options {
     /// The socket that programs connect to.
-    #[arg(long, default_value = "/run/gantry/nvidia.sock")]
+    #[arg(long, default_value = NVIDIA_SOCKET)]
     socket: PathBuf,
     /// Most memory that a program shares with its devices, in MiB. It is committed as it is touched.
     #[arg(long, default_value_t = 16384, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
