@@ -117,6 +117,7 @@ impl Host {
             self.gpu_driver(),
             self.opencl(),
             self.cuda(),
+            self.native_contexts(),
             self.pool(),
             self.arbiter(),
             self.control_groups(),
@@ -319,6 +320,41 @@ impl Host {
     }
 
     /// Whether a process listens on the socket of one of this package's units.
+    /// What gantry-nvidia needs, which makes programs' calls on NVIDIA's device files.
+    fn native_contexts(&self) -> Finding {
+        const BRANCH: &str = "580.";
+        let subject = "native contexts";
+        let text = self.read("/proc/driver/nvidia/version").unwrap_or_default();
+        let version = text.split_whitespace().find(|word| {
+            word.contains('.') && word.starts_with(|first: char| first.is_ascii_digit())
+        });
+        let Some(version) = version else {
+            let cure = "only for gantry-nvidia: install NVIDIA's driver, branch 580";
+            return finding(
+                subject,
+                Verdict::Optional,
+                "NVIDIA's kernel driver is not loaded",
+                cure,
+            );
+        };
+        let files = ["/dev/nvidiactl", "/dev/nvidia-uvm"];
+        if let Some(file) = files.into_iter().find(|file| !self.opens(file)) {
+            let cure = "only for gantry-nvidia: give its user this file (nvidia-modprobe -u -c 0 makes them)";
+            return finding(
+                subject,
+                Verdict::Optional,
+                format!("{file} cannot be opened"),
+                cure,
+            );
+        }
+        let state = format!("driver {version}");
+        if version.starts_with(BRANCH) {
+            return finding(subject, Verdict::Ready, state, "");
+        }
+        let cure = "only for gantry-nvidia: it knows branch 580 of the driver";
+        finding(subject, Verdict::Optional, state, cure)
+    }
+
     fn service(&self, subject: &str, sockets: &[&str], cure: &str) -> Finding {
         let path = |socket: &str| self.path(socket);
         let served = sockets
@@ -592,6 +628,33 @@ mod tests {
         assert_eq!(host.cuda().verdict, Verdict::Ready);
         fs::remove_file(dir.path().join("etc/OpenCL/vendors/pocl.icd")).unwrap();
         assert!(host.opencl().state.contains("no driver in"));
+    }
+
+    #[test]
+    fn native_contexts_need_a_driver_of_a_known_branch() {
+        let found = |version: &str, files: &[&str]| {
+            let line = format!(
+                "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\n"
+            );
+            let mut all = vec![("proc/driver/nvidia/version", line.as_str())];
+            all.extend(files.iter().map(|file| (*file, "")));
+            let (_folder, host) = host(&all);
+            host.native_contexts()
+        };
+        let files = ["dev/nvidiactl", "dev/nvidia-uvm"];
+        let ready = found("580.159.04", &files);
+        assert_eq!(
+            (ready.verdict, ready.state.as_str()),
+            (Verdict::Ready, "driver 580.159.04")
+        );
+        assert_eq!(found("590.48.01", &files).verdict, Verdict::Optional);
+        assert!(
+            found("580.159.04", &files[..1])
+                .state
+                .contains("/dev/nvidia-uvm")
+        );
+        let (_folder, bare) = host(&[]);
+        assert!(bare.native_contexts().state.contains("not loaded"));
     }
 
     #[test]
