@@ -27,6 +27,12 @@ fn a_file_too_few_or_too_large_is_an_error() {
         "serve --model /proc/none/model --socket /proc/none/socket",
         None,
     );
+    #[cfg(feature = "top")]
+    check_scarce(
+        env!("CARGO_BIN_EXE_gantry-top"),
+        "--socket /proc/none/socket",
+        None,
+    );
 }
 
 #[cfg(feature = "top")]

@@ -90,8 +90,15 @@ pub fn check_unread_of<A: AsRef<std::ffi::OsStr>>(
     );
 }
 
-/// For tests: runs a program that cannot do what its arguments ask for while its log may not grow, and with a
-/// descriptor too few for other arguments. Checks that it ends with an error, not by a signal, and that it says why.
+/// Whether a program has ended with an error: not by a signal, nor by a panic (101).
+#[cfg(feature = "testing")]
+fn is_error(status: std::process::ExitStatus) -> bool {
+    status.code().is_some_and(|code| code != 0 && code != 101)
+}
+
+/// For tests: runs a program that cannot do what its arguments ask for while its log may not grow, and on a full disk,
+/// and with a descriptor too few for other arguments. Checks that it ends with an error, not by a signal, and that it
+/// says why.
 ///
 /// # Panics
 /// If a check fails.
@@ -109,8 +116,7 @@ pub fn check_scarce(program: &str, impossible: &str, needs_files: Option<&str>) 
             .stdin(std::process::Stdio::null())
             .stderr(log);
         let said = command.output().expect("there is a shell");
-        let is_error = said.status.code().is_some_and(|code| code != 0);
-        assert!(is_error, "{command:?}: {said:?}");
+        assert!(is_error(said.status), "{command:?}: {said:?}");
         said
     };
     let name = format!("gantry-scarce-{}", std::process::id());
@@ -118,6 +124,8 @@ pub fn check_scarce(program: &str, impossible: &str, needs_files: Option<&str>) 
     let log = std::fs::File::create(&path).expect("there is room");
     run("-f 0", impossible, log.into());
     std::fs::remove_file(path).expect("it is there");
+    let full = std::fs::File::options().write(true).open("/dev/full");
+    run("-c 0", impossible, full.expect("it is there").into());
     let Some(line) = needs_files else {
         return;
     };
@@ -125,6 +133,60 @@ pub fn check_scarce(program: &str, impossible: &str, needs_files: Option<&str>) 
     let text = String::from_utf8_lossy(&said.stderr);
     assert!(text.contains("Too many open files"), "{text}");
     assert!(!text.contains("panicked"), "{text}");
+}
+
+/// For tests: runs a program that needs threads or processes where none can be started. Checks that it ends with an
+/// error, and that it says why.
+///
+/// # Panics
+/// If a check fails.
+#[cfg(feature = "testing")]
+pub fn check_alone(program: &str, line: &str) {
+    let Some(mut command) = with_one_process(program, line) else {
+        return;
+    };
+    let said = command.output().expect("there is a shell");
+    assert!(is_error(said.status), "{command:?}: {said:?}");
+    let text = String::from_utf8_lossy(&said.stderr);
+    assert!(text.contains("Resource temporarily unavailable"), "{text}");
+    assert!(!text.contains("panicked"), "{text}");
+}
+
+/// For tests: a command that runs a program as a user of its own, who may have one process: no thread can be started.
+/// `None`, and a word about it, unless the test is run by root and other users can run the program.
+///
+/// # Panics
+/// If there is no `/proc`.
+#[cfg(feature = "testing")]
+pub fn with_one_process(program: &str, line: &str) -> Option<std::process::Command> {
+    use std::{
+        os::unix::{fs::MetadataExt, process::CommandExt},
+        process::{Command, Stdio, id},
+        sync::atomic::{AtomicU32, Ordering},
+    };
+
+    /// Users of this process's tests.
+    static USERS: AtomicU32 = AtomicU32::new(0);
+    let user = 1_000_000 + id() * 8 + USERS.fetch_add(1, Ordering::Relaxed) % 8;
+    let own = std::fs::metadata("/proc/self").expect("there is /proc");
+    let as_user = |program: &str| {
+        let mut command = Command::new(program);
+        command.uid(user).gid(user).stdin(Stdio::null());
+        command
+    };
+    let is_reachable = || {
+        let status = as_user("test").args(["-x", program]).status();
+        status.is_ok_and(|status| status.success())
+    };
+    if own.uid() != 0 || !is_reachable() {
+        eprintln!("not tested: {program} cannot be run as another user here");
+        return None;
+    }
+    let mut command = as_user("bash");
+    command
+        .args(["-c", "ulimit -u 1; exec \"$0\" \"$@\"", program])
+        .args(line.split_whitespace());
+    Some(command)
 }
 
 /// For tests: checks that a program's command line definition is consistent, that it accepts `lines` of arguments, and

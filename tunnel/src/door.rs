@@ -204,7 +204,7 @@ impl Door {
                 }
             };
             if let Err(error) = thread::Builder::new().spawn(work) {
-                turned_away(said, from, format_args!("there is no thread: {error}"));
+                turned_away(said, from, format_args!("cannot start a thread: {error}"));
             }
         }
     }

@@ -75,9 +75,9 @@ pub fn run(listener: &UnixListener) -> io::Error {
                 base::note!("gantry-tunnel: a tunnel has ended: {error}{unsaid}");
             }
         };
-        // If there is no thread, the place is released and the connection closed.
+        // If it cannot be started, the place is released and the connection closed.
         if let Err(error) = thread::Builder::new().name("tunnel".into()).spawn(work) {
-            base::note!("gantry-tunnel: turned away: there is no thread: {error}");
+            base::note!("gantry-tunnel: turned away: cannot start a thread: {error}");
         }
     }
 }
@@ -135,7 +135,7 @@ fn open(vmm: &mut UnixStream, request: &Request, doors: &Doors) -> Result<Known,
             let known = door.wait(vmm)?;
             if let Err(error) = doors.leave(door, tls_dir) {
                 base::note!(
-                    "gantry-tunnel: {at} is closed for a moment: there is no thread: {error}"
+                    "gantry-tunnel: {at} is closed for a moment: cannot start a thread: {error}"
                 );
             }
             Ok(known)

@@ -6,7 +6,7 @@ use std::{
     fs,
     io::{BufRead, BufReader, ErrorKind, Read, Write},
     net::{Shutdown, TcpListener, TcpStream},
-    os::unix::net::UnixStream,
+    os::unix::{fs::PermissionsExt, net::UnixStream},
     path::Path,
     process::{Child, Command, Stdio},
     sync::mpsc,
@@ -322,4 +322,31 @@ fn what_the_program_says_of_itself_need_not_be_read() {
 fn a_log_that_may_not_grow_does_not_end_the_program_by_a_signal() {
     let program = env!("CARGO_BIN_EXE_gantry-tunnel");
     manual::check_scarce(program, "--socket /proc/none/socket", None);
+}
+
+#[test]
+fn whoever_finds_no_thread_is_turned_away_and_the_tunnel_goes_on() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
+    let socket = dir.path().join("socket");
+    let program = env!("CARGO_BIN_EXE_gantry-tunnel");
+    let line = format!("--socket {}", socket.display());
+    let Some(mut command) = manual::with_one_process(program, &line) else {
+        return;
+    };
+    let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap()).lines();
+    let first = lines.next().unwrap().unwrap();
+    assert!(first.contains("serving"), "{first}");
+    for _ in 0..2 {
+        let mut stream = UnixStream::connect(&socket).unwrap();
+        let said = lines.next().unwrap().unwrap();
+        assert!(
+            said.contains("turned away: cannot start a thread"),
+            "{said}"
+        );
+        assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is closed");
+    }
+    process.kill().unwrap();
+    process.wait().unwrap();
 }

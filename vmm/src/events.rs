@@ -136,8 +136,10 @@ fn write_some(out: &mut File, bytes: &mut Vec<u8>) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
             Err(error) => {
-                // The reader of the FIFO is gone, so the error cannot be reported there.
-                log::debug!("event monitor: {error}");
+                match error.kind() {
+                    io::ErrorKind::BrokenPipe => log::debug!("nobody reads the events"),
+                    _ => log::warn!("an event is lost: {error}"),
+                }
                 bytes.clear();
             }
         }

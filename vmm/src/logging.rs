@@ -7,7 +7,10 @@ use std::{
     fs::{File, OpenOptions},
     io::{self, Write},
     path::{Path, PathBuf},
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
     thread,
     time::{Duration, Instant},
 };
@@ -80,6 +83,8 @@ impl Allowance {
 struct Logger {
     /// Standard error if `None`.
     file: Option<File>,
+    /// A line could not be written to the file, which is reported once.
+    lost: AtomicBool,
     started: Instant,
     places: Mutex<BTreeMap<Place, Allowance>>,
 }
@@ -129,12 +134,17 @@ impl Log for Logger {
         if unsaid > 0 {
             line.insert_str(line.len() - 1, &format!(" (and {unsaid} others before)"));
         }
-        // Writes the whole line at once, so that lines of different threads do not mix. A failure cannot be reported
-        // anywhere.
-        let _ = match &self.file {
-            Some(file) => (&*file).write_all(line.as_bytes()),
-            None => io::stderr().write_all(line.as_bytes()),
+        // Writes the whole line at once, so that lines of different threads do not mix.
+        let Some(file) = &self.file else {
+            // A failure cannot be reported anywhere.
+            let _ = io::stderr().write_all(line.as_bytes());
+            return;
         };
+        if let Err(error) = (&*file).write_all(line.as_bytes())
+            && !self.lost.swap(true, Ordering::Relaxed)
+        {
+            base::note!("gantry: lines of the log are lost: {error}");
+        }
     }
 
     fn flush(&self) {}
@@ -172,6 +182,7 @@ pub fn start(file: Option<&Path>, verbosity: u8, started: Instant) -> Result<(),
     let file = file.map(open).transpose()?;
     log::set_boxed_logger(Box::new(Logger {
         file,
+        lost: AtomicBool::new(false),
         started,
         places: Mutex::default(),
     }))?;
@@ -212,6 +223,7 @@ mod tests {
     fn logger(path: &Path) -> Logger {
         Logger {
             file: Some(File::create(path).unwrap()),
+            lost: AtomicBool::new(false),
             started: Instant::now(),
             places: Mutex::default(),
         }

@@ -4,15 +4,19 @@
 
 use std::{
     fs,
-    io::Write,
-    os::unix::{fs::symlink, net::UnixListener, process::CommandExt},
+    io::{Read, Write},
+    os::unix::{
+        fs::{PermissionsExt, symlink},
+        net::UnixListener,
+        process::CommandExt,
+    },
     path::{Path, PathBuf},
     process::{Child, Command, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
-use manual::{check_scarce, check_unread};
+use manual::{check_alone, check_scarce, check_unread};
 
 const GANTRY: &str = env!("CARGO_BIN_EXE_gantry");
 
@@ -287,6 +291,45 @@ fn a_file_too_few_or_too_large_is_an_error() {
     let dir = tempfile::tempdir().unwrap();
     let line = format!("--api-socket {}", dir.path().join("api").display());
     check_scarce(GANTRY, "--api-socket /proc/none/api", Some(&line));
+}
+
+#[test]
+fn a_thread_that_cannot_be_started_is_an_error() {
+    let dir = tempfile::tempdir().unwrap();
+    let all = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(dir.path(), all).unwrap();
+    let line = format!("--api-socket {}", dir.path().join("api").display());
+    check_alone(GANTRY, &line);
+}
+
+#[test]
+fn a_disk_that_is_full_of_logs_is_reported() {
+    let dir = tempfile::tempdir().unwrap();
+    let socket = dir.path().join("api");
+    // The log says that events are lost, and standard error that the log is.
+    for (option, value, lost) in [
+        ("--event-monitor", "path=/dev/full", "an event is lost"),
+        ("--log-file", "/dev/full", "lines of the log are lost"),
+    ] {
+        let process = Command::new(GANTRY)
+            .arg("--api-socket")
+            .arg(&socket)
+            .args([option, value, "-vv"])
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let socket = socket.clone();
+        let mut waiting = Waiting { process, socket };
+        waiting.until_it_answers();
+        let process = waiting.process.id().cast_signed();
+        // SAFETY: the process is this test's child, which has not been waited for.
+        unsafe { libc::kill(process, libc::SIGTERM) };
+        let mut said = String::new();
+        let mut pipe = waiting.process.stderr.take().unwrap();
+        pipe.read_to_string(&mut said).unwrap();
+        let full = format!("{lost}: No space left on device");
+        assert!(said.contains(&full), "{said}");
+    }
 }
 
 /// Runs a shell that finds the program under its name, and returns what it prints.

@@ -96,6 +96,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn main() -> ExitCode {
+    base::limits::file_size_is_an_error();
     let arguments = Arguments::parse();
     if log::set_logger(&Lines).is_ok() {
         log::set_max_level(match arguments.verbose {

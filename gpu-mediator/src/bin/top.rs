@@ -43,6 +43,7 @@ fn run(socket: &Path, once: bool) -> io::Result<()> {
 }
 
 fn main() -> ExitCode {
+    base::limits::file_size_is_an_error();
     let arguments = Arguments::parse();
     if let Some(manual) = arguments.manual {
         return match manual.write(Arguments::command(), &mut Output::standard()) {
