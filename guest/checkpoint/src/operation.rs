@@ -105,6 +105,7 @@ pub fn suspend(
     journal: &Journal,
     out: &mut dyn Write,
 ) -> Result<(), OperationError> {
+    let is_all = matches!(options.chosen, Chosen::All);
     let processes = match &options.chosen {
         Chosen::All => process::with_driver(),
         Chosen::Processes(numbers) => find(numbers)?,
@@ -136,8 +137,14 @@ pub fn suspend(
                 items.push(process);
             }
             Ok(_) => items.push(process),
+            Err(code) if is_all && is_bystander(&process) => {
+                note!("gantry-checkpoint: {process} is left out: its state is not known: {code}");
+            }
             Err(code) => obstacles.push(format!("{process}: its state is not known: {code}")),
         }
+    }
+    if items.is_empty() && obstacles.is_empty() {
+        return Ok(());
     }
     let needs: Vec<_> = items.iter().map(|process| need(process, &before)).collect();
     if !options.force {
@@ -323,6 +330,11 @@ fn obstacle(process: &Process) -> Option<String> {
         .driver()
         .is_none()
         .then(|| format!("{process} {text}"))
+}
+
+/// Whether a process that the driver does not know has ended, or only has its library loaded.
+fn is_bystander(process: &Process) -> bool {
+    !process.is_alive() || process.device_files().is_ok_and(|files| files.is_empty())
 }
 
 /// Why a driver's suspension is not used without being forced.
@@ -654,6 +666,14 @@ mod tests {
             let reason = places(&saved(&[(A, 4)]), &wish, &gpus).expect_err("it is refused");
             assert!(reason.contains(text), "{reason}");
         }
+    }
+
+    #[test]
+    fn a_process_without_device_files_is_a_bystander() {
+        let own = Process::find(std::process::id()).expect("it runs");
+        assert!(is_bystander(&own));
+        let start = own.start + 1;
+        assert!(is_bystander(&Process { start, ..own }));
     }
 
     #[test]

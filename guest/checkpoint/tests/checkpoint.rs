@@ -313,6 +313,19 @@ fn a_call_that_was_killed_between_steps_is_made_up_for() {
 }
 
 #[test]
+fn a_named_program_whose_state_is_unknown_stops_all() {
+    let rig = Rig::new(2);
+    rig.fail("state", 1, 304);
+    let (status, error) = rig.failed(&["suspend", &rig.id(0), &rig.id(1)]);
+    assert_eq!(status, 1);
+    assert!(
+        error.contains("its state is not known: error 304"),
+        "{error}"
+    );
+    assert_eq!(rig.calls(), [""; 0]);
+}
+
+#[test]
 fn a_program_without_the_driver_and_a_missing_one_are_refused() {
     let rig = Rig::new(0);
     let own = std::process::id().to_string();

@@ -37,7 +37,10 @@ static int step(const char *name, int process, int from, int to) {
 }
 
 int cuInit(unsigned flags) { return flags; }
-int cuCheckpointProcessGetState(int process, int *state) { *state = number("state", process, 0); return 0; }
+int cuCheckpointProcessGetState(int process, int *state) {
+    *state = number("state", process, 0);
+    return number("fail-state", process, 0);
+}
 int cuCheckpointProcessLock(int process, void *block) { return block ? step("lock", process, 0, 1) : 1; }
 int cuCheckpointProcessUnlock(int process, void *block) { return step("unlock", process, 1, 0); }
 int cuCheckpointProcessCheckpoint(int process, void *block) { return step("checkpoint", process, 1, 2); }
