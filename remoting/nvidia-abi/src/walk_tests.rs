@@ -192,7 +192,7 @@ fn a_control_that_no_list_names_is_answered_with_a_status() {
 }
 
 #[test]
-fn channels_can_be_taken_from_the_device_for_a_checkpoint() {
+fn a_checkpoint_can_schedule_a_channel() {
     let mut block = program(outer(CONTROL, 0xa06f_0103, 3, 0x100));
     let call = walk_frontend(CONTROL, &mut block).expect("it is listed");
     assert_eq!(call.inner_block(), Some(32..35));

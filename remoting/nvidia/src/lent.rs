@@ -5,6 +5,8 @@ use std::{io, os::fd::OwnedFd};
 use base::mapping::{Access, Mapping};
 use rustix::fs::{FileType, fstat, fstatfs};
 
+use crate::convert::PAGE;
+
 /// The file system of shared memory.
 const TMPFS: u64 = 0x0102_1994;
 
@@ -19,8 +21,10 @@ pub fn map(file: &OwnedFd, offset: u64, length: u64) -> io::Result<Mapping> {
     let size = fstat(file)?;
     let is_shared = FileType::from_raw_mode(size.st_mode) == FileType::RegularFile
         && u64::try_from(fstatfs(file)?.f_type).is_ok_and(|kind| kind == TMPFS);
+    // The last page is there as a whole.
     let size = u64::try_from(size.st_size).map_err(|_| invalid())?;
-    let end = offset.checked_add(length).filter(|end| *end <= size);
+    let size = size.checked_next_multiple_of(PAGE);
+    let end = offset.checked_add(length).filter(|end| Some(*end) <= size);
     if !is_shared || end.is_none() {
         return Err(invalid());
     }
@@ -48,6 +52,11 @@ mod tests {
         ] {
             assert!(map(&memory, offset, length).is_err(), "{offset} {length}");
         }
+        let odd: OwnedFd = base::memfd::sealed(c"odd", (1 << 12) + 4)
+            .expect("there is memory")
+            .into();
+        assert!(map(&odd, 0, 2 << 12).is_ok(), "the last page as a whole");
+        assert!(map(&odd, 0, 3 << 12).is_err());
         let path = format!("/proc/self/fd/{}", memory.as_raw_fd());
         let others = [path.as_str(), "/dev/zero", "/proc/self/exe"]
             .map(|path| File::open(path).expect("it is there"));

@@ -165,7 +165,7 @@ pub const CONTROLS: &[Block] = &[
     plain(0xa06c_0101, 3),
     plain(0xa06c_0103, 8),
     plain(0xa06c_0105, 8),
-    // A channel is scheduled or not: the checkpoint takes its channels from the device.
+    // One channel is scheduled: a checkpoint does that, with channels of its own.
     plain(0xa06f_0103, 3),
     plain(0xc36f_0108, 4),
     plain(0xcb33_0101, 6),
