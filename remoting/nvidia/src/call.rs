@@ -44,6 +44,9 @@ pub const SHARE_PROCESS: u16 = 4;
 /// Objects to a file, and from one; the processes that use a GPU.
 const EXPORT: u32 = 0x3d0b;
 const IMPORT: u32 = 0x3d0c;
+/// Where an export has its objects; their number, and the place of the first in the file.
+const EXPORTED_AT: usize = 76;
+const EXPORT_COUNT_AT: usize = 2124;
 const PROCESSES: u32 = 0x2080_018d;
 /// The flag that lets other processes than the one that opened a file of unified memory use it.
 const SHARED_UVM: u64 = 2;
@@ -132,6 +135,8 @@ impl Session {
     }
 
     fn make(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let order = self.worker().order.clone();
+        let _ordered = changes_memory(made.call).then(|| order.lock_unpoisoned());
         match (made.call.kind(), made.call.number) {
             (Kind::Frontend, MAKE_DESCRIPTOR) => self.make_descriptor(made, bytes),
             (Kind::Frontend, 0x29) => self.free(made, bytes),
@@ -147,7 +152,9 @@ impl Session {
             (Kind::Uvm, 0x19) => self.register_space(made, bytes),
             (Kind::Uvm, 0x1a | 0x26) => self.unregister(made, bytes),
             (Kind::Uvm, 0x1f | 0x2a..=0x2f | 0x33) => self.advise(made, bytes),
+            (Kind::Uvm, 0x21) => self.map_external(made, bytes),
             (Kind::Uvm, 0x22) => self.free_range(made, bytes),
+            (Kind::Uvm, 0x42) => self.unmap_external(made, bytes),
             (Kind::Uvm, 0x44) => self.make_pool(made, bytes),
             (Kind::Uvm, 0x3000_0001) => {
                 let flags = long(bytes, 0);
@@ -244,7 +251,8 @@ impl Session {
     fn charge(&self, made: &Made<'_>, bytes: &[u8], class: u32) -> Result<Option<Charge>, Denied> {
         let wanted = quota::bytes_of(class, made.call, bytes);
         let kept = self.named_charges(made.call, bytes);
-        if wanted == 0 && kept.is_empty() {
+        // The driver may choose the size of video memory.
+        if class != VIDEO && wanted == 0 && kept.is_empty() {
             return Ok(None);
         }
         let charge = self.worker().account.charge(wanted, kept);
@@ -280,6 +288,19 @@ impl Session {
         kept
     }
 
+    /// The video memory of the objects that a call exports, in order.
+    fn exported_charges(&self, bytes: &[u8], block: usize) -> Vec<Option<Charge>> {
+        let client = word(bytes, 0);
+        let count = usize::from(word(bytes, block + EXPORT_COUNT_AT) as u16);
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let mut charge_of = |index: usize| {
+            let handle = word(bytes, block + EXPORTED_AT + 4 * index);
+            let object = objects.client(client)?.object(handle)?;
+            object.charge.clone()
+        };
+        (0..count).map(&mut charge_of).collect()
+    }
+
     fn free(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let (client, handle) = (word(bytes, 0), word(bytes, 8));
         let result = self.issue(made, bytes)?;
@@ -309,11 +330,14 @@ impl Session {
                 result
             }
             Some(EXPORT) if block != 0 => {
-                let kept = self.named_charges(made.call, bytes);
+                let first = word(bytes, block + EXPORT_COUNT_AT) >> 16;
+                let charges = self.exported_charges(bytes, block);
                 let result = self.issue(made, bytes)?;
                 if let (true, Some(file)) = (Self::is_done(made, result, bytes), made.named.first())
                 {
-                    file.left().exported.keep(kept);
+                    let places = (first..).map(|place| place as u16).zip(charges);
+                    let charges = places.filter_map(|(place, charge)| Some((place, charge?)));
+                    file.left().exported.extend(charges);
                 }
                 Ok(result)
             }
@@ -327,12 +351,17 @@ impl Session {
                 self.check_room(client)?;
                 let result = self.issue(made, bytes)?;
                 if Self::is_done(made, result, bytes) {
-                    let count = usize::from(word(bytes, block + 648) as u16).min(128);
-                    let handles = (0..count).map(|index| word(bytes, block + 8 + 4 * index));
-                    let kept = made.named.first().map(|file| file.left().exported.all());
-                    let charge = self.worker().account.charge(0, kept.unwrap_or_default());
-                    let mut objects = self.worker().objects.lock_unpoisoned();
-                    for handle in handles.filter(|handle| *handle != 0) {
+                    let [count, first] =
+                        [0, 16].map(|shift| (word(bytes, block + 648) >> shift) as u16);
+                    let handles = (0..count.min(128)).map(|index| {
+                        let handle = word(bytes, block + 8 + 4 * usize::from(index));
+                        (first.wrapping_add(index), handle)
+                    });
+                    let exported = |place| {
+                        let file = made.named.first()?;
+                        file.left().exported.get(&place).cloned()
+                    };
+                    for (place, handle) in handles.filter(|(_, handle)| *handle != 0) {
                         let object = Object {
                             parent,
                             class: FOREIGN,
@@ -340,8 +369,9 @@ impl Session {
                             is_fresh: false,
                             is_shared: false,
                             pages: None,
-                            charge: charge.clone(),
+                            charge: exported(place),
                         };
+                        let mut objects = self.worker().objects.lock_unpoisoned();
                         objects
                             .add(client, handle, object)
                             .into_iter()
@@ -499,6 +529,18 @@ impl Session {
             .client(client)
             .and_then(|client| client.object(handle).map(|object| object.class));
         object.unwrap_or_default()
+    }
+}
+
+/// Whether a call makes objects, ends them, or has something keep their memory. Such calls are made one after the other:
+/// between a call and what is noted of it, another one could give the handle to other memory.
+fn changes_memory(call: &Call) -> bool {
+    match (call.kind(), call.number) {
+        // Pinning takes as long as there are pages, and no video memory.
+        (Kind::Frontend, 0x2b) => call.inner != Some(SYSTEM),
+        (Kind::Frontend, 0x2a) => matches!(call.inner, Some(EXPORT | IMPORT)),
+        (Kind::Frontend, number) => matches!(number, 0x29 | 0x34 | 0x4e),
+        (Kind::Uvm, number) => matches!(number, 0x1a | 0x21 | 0x22 | 0x26 | 0x42),
     }
 }
 

@@ -15,7 +15,7 @@ use base::Unpoisoned;
 use nvidia_abi::wire::TOKEN;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt::socket_cookie};
 
-use crate::{device::Node, objects::Pages, quota::Kept, slice::Slice};
+use crate::{device::Node, external::External, objects::Pages, quota::Charge, slice::Slice};
 
 /// The most files of all programs.
 const MOST: usize = 1 << 13;
@@ -93,8 +93,10 @@ pub struct Left {
     pub spaces: Vec<Space>,
     /// Unified memory: ranges whose pages are a slice's.
     pub ranges: Vec<SharedRange>,
-    /// The video memory of objects that were exported to the file.
-    pub exported: Kept,
+    /// The video memory of objects that were exported to the file, by their place in it.
+    pub exported: HashMap<u16, Charge>,
+    /// Unified memory: video memory that GPUs map.
+    pub external: External,
 }
 
 impl Left {

@@ -15,6 +15,7 @@
 //! | `lent` | files of shared memory that a program lends |
 //! | `slice` | memory that a program shares with its devices |
 //! | `events` | hang-ups and events of files |
+//! | `external` | video memory that GPUs map by unified memory |
 //! | [`device`] | the device files themselves |
 //! | [`confine`] | the system calls and files that remain |
 //! | [`record`] | the structure of calls, without contents |
@@ -29,6 +30,7 @@ mod convert;
 pub mod device;
 mod duplicate;
 mod events;
+mod external;
 mod files;
 mod lent;
 mod objects;

@@ -2,14 +2,11 @@
 //!
 //! What is counted: video memory that programs allocate, for as long as any object keeps it (a duplicate, an object that
 //! was made of it, a file that it was exported to), and a constant for the driver's own buffers of each channel group
-//! and channel. Not counted: page tables, and what is in slices.
+//! and channel. A GPU's mapping by unified memory keeps it as well. Not counted: page tables, and what is in slices.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
 };
 
 use nvidia_abi::Call;
@@ -33,6 +30,9 @@ const MOST_PAIRS: usize = 128;
 /// Indices of sizes, in KiB: of memory, of all memory, of the heap, of usable memory; of free memory.
 const TOTALS: [u32; 4] = [7, 8, 9, 0x20];
 const FREE: u32 = 0x16;
+/// The most that an object keeps of other objects' video memory, by way of others, too. Programs name an object in another
+/// one, free it, name that one in a third: without a bound this would go on for ever.
+const MOST_KEPT: usize = 1024;
 
 /// The video memory of all programs.
 #[derive(Debug)]
@@ -47,28 +47,13 @@ pub struct Charge {
     counted: Arc<Counted>,
 }
 
-/// Charges, each once.
-#[derive(Clone, Default)]
-pub struct Kept(HashMap<usize, Charge>);
-
-impl Kept {
-    /// Keeps these, too.
-    pub fn keep(&mut self, charges: Vec<Charge>) {
-        let with_key = |charge: Charge| (Arc::as_ptr(&charge.counted) as usize, charge);
-        self.0.extend(charges.into_iter().map(with_key));
-    }
-
-    /// All of them.
-    pub fn all(&self) -> Vec<Charge> {
-        self.0.values().cloned().collect()
-    }
-}
-
 struct Counted {
     account: Arc<Account>,
     bytes: AtomicU64,
     /// What else is kept.
     _kept: Vec<Charge>,
+    /// How many of these are kept by way of this one, with itself.
+    count: usize,
 }
 
 impl Drop for Counted {
@@ -92,8 +77,13 @@ impl Account {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// Counts bytes, and keeps what else is counted. `None`: the limit does not allow it.
+    /// Counts bytes, and keeps what else is counted. `None`: the limit does not allow it, or it would keep too much.
     pub fn charge(self: &Arc<Self>, bytes: u64, kept: Vec<Charge>) -> Option<Charge> {
+        let counts = kept.iter().map(|charge| charge.counted.count);
+        let count = counts.fold(1, usize::saturating_add);
+        if count > MOST_KEPT {
+            return None;
+        }
         let limit = self.limit.unwrap_or(u64::MAX);
         let fits = |used: &u64| bytes == 0 || *used <= limit;
         let more = |used: u64| used.checked_add(bytes).filter(fits);
@@ -105,6 +95,7 @@ impl Account {
                 account: self.clone(),
                 bytes: AtomicU64::new(bytes),
                 _kept: kept,
+                count,
             }),
         })
     }
@@ -174,6 +165,19 @@ mod tests {
         let all = Account::new(None);
         let _all = all.charge(u64::MAX, Vec::new()).expect("there is no limit");
         assert!(all.charge(1, Vec::new()).is_none());
+    }
+
+    #[test]
+    fn what_is_kept_by_way_of_others_has_a_bound() {
+        let account = Account::new(None);
+        let mut last = account.charge(1, Vec::new()).expect("there is room");
+        for _ in 1..MOST_KEPT {
+            last = account.charge(1, vec![last]).expect("it is not too much");
+        }
+        assert!(account.charge(0, vec![last.clone()]).is_none());
+        assert_eq!(account.used(), MOST_KEPT as u64);
+        drop(last);
+        assert_eq!(account.used(), 0);
     }
 
     #[test]

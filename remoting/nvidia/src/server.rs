@@ -65,6 +65,8 @@ pub struct Worker {
     pub(crate) events: Events,
     pub(crate) record: Option<Record>,
     pub(crate) account: Arc<Account>,
+    /// Held while a call changes what has video memory.
+    pub(crate) order: Arc<Mutex<()>>,
     next_mapping: AtomicU64,
     programs: AtomicUsize,
 }
@@ -97,6 +99,7 @@ impl Worker {
             events: Events::new()?,
             record,
             account: Account::new(memory),
+            order: Arc::default(),
             next_mapping: AtomicU64::new(1),
             programs: AtomicUsize::new(0),
         }))

@@ -109,7 +109,7 @@ impl Device for StandIn {
                 if command == 0x21 {
                     let memory = (word(block, 9252), word(block, 9256));
                     let gpu = block.add(24).cast::<[u8; 16]>().read();
-                    if state.objects.get(&memory) == Some(&0x71) {
+                    if matches!(state.objects.get(&memory), Some(0x40 | 0x71)) {
                         state.mapped.push((long(block, 0), gpu, memory));
                     } else {
                         put(block, 9260, 0x57);

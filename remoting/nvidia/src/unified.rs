@@ -101,6 +101,7 @@ impl Session {
     fn forget_gpu(&self, file: &OpenFile, gpu: Uuid) {
         let mut left = file.left();
         left.spaces.retain(|known| known.gpu != gpu);
+        left.external.forget(gpu);
         let mut gone = Vec::new();
         for range in &mut left.ranges {
             gone.extend(range.reached.extract_if(.., |known| known.gpu == gpu));
@@ -320,11 +321,12 @@ impl Session {
 
     /// Frees a range of addresses, and what was made for it.
     pub fn free_range(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
-        let base = long(bytes, 0);
+        let (base, length) = (long(bytes, 0), long(bytes, 8));
         let result = self.issue(made, bytes)?;
         if !Self::is_done(made, result, bytes) {
             return Ok(result);
         }
+        self.forget_external(made, base, length);
         let mut left = made.file.left();
         let at = left.ranges.iter().position(|range| range.base == base);
         let range = at.map(|at| left.ranges.swap_remove(at));

@@ -9,6 +9,12 @@ const SHARE: u32 = 0xc018_4635;
 const EXPORT: u32 = 0x3d0b;
 const IMPORT: u32 = 0x3d0c;
 const MEMORY_INFO: u32 = 0x2080_1303;
+const MAP_EXTERNAL: u32 = 0x21;
+const UNMAP_EXTERNAL: u32 = 0x42;
+const FREE_RANGE: u32 = 0x22;
+const UNREGISTER: u32 = 0x26;
+/// Where a GPU maps memory.
+const BASE: u32 = 0x4000_0000;
 const NO_MEMORY: u32 = 0x51;
 /// What each object has, and what all programs may have.
 const PIECE: u32 = 1 << 20;
@@ -162,6 +168,94 @@ fn memory_that_was_exported_to_a_file_stays_counted() {
     assert_eq!(take(&one, 8), NO_MEMORY);
     two.free(100);
     take_soon(&one, 8);
+}
+
+/// The first GPU maps the memory of an object.
+fn map_by_gpu(owner: &Owner, uvm: u32, handle: u32) {
+    let block = [
+        (0, BASE),
+        (8, PIECE),
+        (9240, 1),
+        (9248, owner.control),
+        (9252, owner.client),
+        (9256, handle),
+    ];
+    let mapped = owner.call(uvm, MAP_EXTERNAL, &words(9264, &block));
+    assert_eq!(word(&mapped, 9260), 0);
+}
+
+#[test]
+fn memory_that_a_gpu_maps_stays_counted() {
+    let (_served, one, _two) = programs();
+    let (uvm, _, end) = open(&one.socket, "/dev/nvidia-uvm");
+    for (command, length) in [(UNMAP_EXTERNAL, 40), (FREE_RANGE, 24), (UNREGISTER, 20)] {
+        assert_eq!(take(&one, 7), 0);
+        map_by_gpu(&one, uvm, 7);
+        one.free(7);
+        assert_eq!(take(&one, 8), NO_MEMORY, "the driver keeps it");
+        let whole = match command {
+            UNREGISTER => Vec::new(),
+            _ => vec![(0, BASE), (8, PIECE)],
+        };
+        one.call(uvm, command, &words(length, &whole));
+        assert_eq!(take(&one, 8), 0, "{command:x}");
+        one.free(8);
+    }
+    assert_eq!(take(&one, 7), 0);
+    map_by_gpu(&one, uvm, 7);
+    one.free(7);
+    drop(end);
+    take_soon(&one, 8);
+}
+
+#[test]
+fn an_imported_object_keeps_its_own_memory_only() {
+    let served = serve_with(Some(LIMIT + u64::from(PIECE)));
+    let one = Owner::new(&served);
+    assert_eq!([take(&one, 7), take(&one, 8)], [0, 0]);
+    let (file, _, end) = open(&one.socket, "/dev/nvidiactl");
+    let both = [(0, file), (4, GPU), (76, 7), (80, 8), (2124, 2 | 5 << 16)];
+    control(&one, EXPORT, 2128, &both);
+    let second = [(0, file), (4, GPU), (8, 100), (648, 1 | 6 << 16)];
+    control(&one, IMPORT, 652, &second);
+    let (other, _, other_end) = open(&one.socket, "/dev/nvidiactl");
+    let again = [(0, other), (4, GPU), (76, 100), (2124, 1)];
+    control(&one, EXPORT, 2128, &again);
+    [7, 8, 100].into_iter().for_each(|handle| one.free(handle));
+    drop(end);
+    take_soon(&one, 9);
+    assert_eq!(take(&one, 10), NO_MEMORY, "the other file has the second");
+    drop(other_end);
+    take_soon(&one, 10);
+}
+
+#[test]
+fn objects_that_name_each_other_keep_no_endless_chain() {
+    const CHANNEL: u32 = 0xc86f;
+    let served = serve_with(Some(64 << 30));
+    let one = Owner::new(&served);
+    assert_eq!(one.allocate(GPU, 100, CHANNEL, 368), 0);
+    let mut last = 100;
+    let follow = |last: u32| {
+        let header = [
+            (0, one.client),
+            (4, GPU),
+            (8, last + 1),
+            (12, CHANNEL),
+            (16, 1),
+            (48 + 32, last),
+        ];
+        let answer = one.call(one.control, ALLOCATE, &words(48 + 368, &header));
+        word(&answer, 40)
+    };
+    // Ten times what a thread's stack would have room for, if it was given back by a call for each.
+    while last < 40_000 && follow(last) == 0 {
+        one.free(last);
+        last += 1;
+    }
+    one.free(last);
+    assert_eq!(take(&one, 7), 0, "the worker lives");
+    assert!(last < 40_000, "there is no bound");
 }
 
 #[test]
