@@ -5,7 +5,7 @@ use std::{
     os::{fd::OwnedFd, unix::fs::FileTypeExt},
     path::Path,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, Weak,
         atomic::{AtomicU64, AtomicUsize, Ordering},
     },
     thread,
@@ -30,6 +30,7 @@ use crate::{
     quota::Account,
     record::Record,
     session::{Session, has_unread},
+    slice::Slice,
 };
 
 /// The most programs at a time.
@@ -67,6 +68,8 @@ pub struct Worker {
     pub(crate) account: Arc<Account>,
     /// Held while a call changes what has video memory.
     pub(crate) order: Arc<Mutex<()>>,
+    /// Slices that somebody has: programs, and objects with pages of a program that has ended.
+    slices: Mutex<Vec<Weak<Slice>>>,
     next_mapping: AtomicU64,
     programs: AtomicUsize,
 }
@@ -100,6 +103,7 @@ impl Worker {
             record,
             account: Account::new(memory),
             order: Arc::default(),
+            slices: Mutex::default(),
             next_mapping: AtomicU64::new(1),
             programs: AtomicUsize::new(0),
         }))
@@ -166,6 +170,21 @@ impl Worker {
                 note!("gantry-nvidia: no thread for another program: {error}");
             }
         }
+    }
+
+    /// A program's slice. A client that several programs use keeps the slices of those that have ended: there are no more
+    /// of them than programs at a time.
+    pub(crate) fn make_slice(&self) -> io::Result<Arc<Slice>> {
+        let mut slices = self.slices.lock_unpoisoned();
+        slices.retain(|slice| slice.strong_count() > 0);
+        if slices.len() >= MOST_PROGRAMS {
+            return Err(io::Error::other(
+                "memory of too many programs that have ended is in use",
+            ));
+        }
+        let slice = Arc::new(Slice::new(self.slice_length)?);
+        slices.push(Arc::downgrade(&slice));
+        Ok(slice)
     }
 
     /// A number for a mapping that programs take for an address: a multiple of the page size, never 0.

@@ -79,7 +79,7 @@ impl AsFd for Along {
 impl Session {
     /// Serves a program until it disconnects. Its files stay open while somebody has their sockets.
     pub fn serve(worker: &Arc<Worker>, connection: &OwnedFd) -> io::Result<()> {
-        let slice = Arc::new(Slice::new(worker.slice_length)?);
+        let slice = worker.make_slice()?;
         let mut session = Self {
             worker: worker.clone(),
             slice,

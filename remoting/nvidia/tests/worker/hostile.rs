@@ -1,12 +1,13 @@
 //! A program that sends whatever it likes.
 
-use std::{collections::HashMap, fs::File, os::fd::OwnedFd};
+use std::{collections::HashMap, fs::File, os::fd::OwnedFd, thread, time::Duration};
 
 use nvidia_abi::wire::{HEADER, Operation, Request, VERSION};
 use rustix::net::SendFlags;
 
 use super::{
-    ALLOCATE, CONTROL, DOORBELL, FREE, GPU, MAP, Owner, SLICE, ask, open, send, serve, word, words,
+    ALLOCATE, CONTROL, DOORBELL, FREE, GPU, MAP, Owner, SLICE, Served, ask, open, send, serve,
+    word, words,
 };
 
 #[test]
@@ -273,6 +274,50 @@ fn only_shared_memory_is_lent_and_it_counts() {
     let packet = [&request.to_bytes()[..], &block].concat();
     let (answer, ..) = send(&owner.socket, &packet, Some(&file)).expect("it answers");
     assert_eq!(answer.result, -libc::EINVAL);
+}
+
+/// A program's connection, unless it is refused.
+fn connected(served: &Served) -> Option<OwnedFd> {
+    let program = served.connect();
+    let hello = ask(&program, Operation::Hello, 0, VERSION.into(), 0, &[]);
+    hello.map(|_| program)
+}
+
+#[test]
+fn slices_of_programs_that_have_ended_are_bounded() {
+    let served = serve();
+    let owner = Owner::new(&served);
+    let (control, token, _end) = open(&owner.socket, "/dev/nvidiactl");
+    let root = owner.call(control, ALLOCATE, &words(48, &[(12, 0x41)]));
+    let client = word(&root, 8);
+    let (gpu, _, _gpu_end) = open(&owner.socket, "/dev/nvidia0");
+    owner.call(gpu, 0xc004_46c9, &words(4, &[(0, control)]));
+    // Each program leaves system memory of its slice in a client that it has adopted.
+    let mut left = 0;
+    while left < 1000
+        && let Some(program) = connected(&served)
+    {
+        let adopted = ask(&program, Operation::Adopt, 0, 0, 0, &token).expect("it answers");
+        let (file, handle) = (adopted.0.a as u32, 0x100 + left);
+        let mut block = words(
+            48 + 128,
+            &[(0, client), (4, client), (8, handle), (12, 0x3e), (16, 1)],
+        );
+        block[48 + 64..48 + 68].copy_from_slice(&4096u32.to_le_bytes());
+        let made = ask(&program, Operation::Call, file, 1, ALLOCATE.into(), &block);
+        let (answer, bytes, _) = made.expect("it answers");
+        assert_eq!((answer.result, word(&bytes, 40)), (0, 0));
+        left += 1;
+    }
+    assert_eq!(left, 255, "all but that of the owner");
+    // The owner is served all the time, and others are once an object is gone.
+    let free = words(16, &[(0, client), (4, client), (8, 0x100)]);
+    assert_eq!(word(&owner.call(control, FREE, &free), 12), 0);
+    let wait = || {
+        thread::sleep(Duration::from_millis(10));
+        connected(&served).is_some()
+    };
+    assert!((0..6000).any(|_| wait()));
 }
 
 fn own_call(random: &mut fastrand::Rng, owner: &Owner, target: u32) -> (u32, u32, Vec<u8>) {
