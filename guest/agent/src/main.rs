@@ -194,6 +194,7 @@ fn tell_systemd() {
 }
 
 fn main() -> ExitCode {
+    base::limits::file_size_is_an_error();
     let Err(error) = run() else {
         return ExitCode::SUCCESS;
     };

@@ -4,7 +4,7 @@
 
 use std::{fs, path::Path};
 
-use manual::{check_unread, check_unread_of};
+use manual::{check_scarce, check_unread, check_unread_of};
 
 const AGENT: &str = env!("CARGO_BIN_EXE_gantry-agent");
 const LIBRARIES: [&str; 4] = [
@@ -17,6 +17,11 @@ const LIBRARIES: [&str; 4] = [
 #[test]
 fn what_it_says_of_itself_need_not_be_read() {
     check_unread(AGENT, &["--help", "--version", "man", "completions bash"]);
+}
+
+#[test]
+fn a_file_that_is_too_large_is_an_error() {
+    check_scarce(AGENT, "--socket /proc/none/socket", None);
 }
 
 #[test]

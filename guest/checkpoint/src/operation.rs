@@ -431,12 +431,14 @@ fn shown<T: Send>(process: &Process, what: &str, step: impl FnOnce() -> T + Send
     thread::scope(|scope| {
         let (done, waits) = mpsc::channel::<()>();
         let begin = Instant::now();
-        scope.spawn(move || {
+        let tell = move || {
             while waits.recv_timeout(PROGRESS) == Err(RecvTimeoutError::Timeout) {
                 let seconds = begin.elapsed().as_secs();
                 note!("gantry-checkpoint: {process} is {what}, {seconds} s so far");
             }
-        });
+        };
+        // Without a thread, only the result is known.
+        let _ = thread::Builder::new().spawn_scoped(scope, tell);
         let result = step();
         drop(done);
         result

@@ -131,12 +131,13 @@ pub fn change_seat<D: Carried>(
 pub(crate) fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Result<Opened, String> {
     thread::scope(|scope| {
         // Like the listener, this thread blocks all signals.
-        let opening = scope.spawn(|| {
+        let opening = thread::Builder::new().spawn_scoped(scope, || {
             let window = link.window.size();
             let from = Some(FromAnother { window, until });
             Opened::to::<D>(to, &link.environment, from)
                 .map_err(|error| format!("it cannot connect with {to}: {error}"))
         });
+        let opening = opening.map_err(|error| format!("it cannot start a thread: {error}"))?;
         while !opening.is_finished() {
             hear(link);
             thread::sleep(LOOK);

@@ -219,12 +219,15 @@ fn run(
         return work();
     };
     let (kept, data) = (program.keep(), data as usize);
-    std::thread::spawn(move || {
+    let started = std::thread::Builder::new().spawn(move || {
         // The application queries the result.
         let _ = work();
         notify(kept.pointer(), data as *mut c_void);
     });
-    Ok(())
+    match started {
+        Ok(_) => Ok(()),
+        Err(_) => Err(codes::OUT_OF_HOST_MEMORY),
+    }
 }
 
 pub extern "C" fn clBuildProgram(

@@ -9,6 +9,7 @@ use clap::{CommandFactory, Parser};
 use gantry_smi::{Arguments, Error};
 
 fn main() -> ExitCode {
+    base::limits::file_size_is_an_error();
     let arguments = Arguments::parse();
     let outcome = match &arguments.manual {
         Some(manual) => manual

@@ -73,3 +73,9 @@ fn what_the_program_says_of_itself_need_not_be_read() {
     let lines = ["--help", "--version", "man", "completions bash"];
     manual::check_unread(program, &lines);
 }
+
+#[test]
+fn a_file_that_is_too_large_is_an_error() {
+    let program = env!("CARGO_BIN_EXE_gantry-smi");
+    manual::check_scarce(program, "--libraries /proc/none", None);
+}

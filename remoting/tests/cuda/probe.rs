@@ -2,6 +2,8 @@
 //! confinement is named.
 
 use std::{
+    fs,
+    os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
     process::{Command, Output},
 };
@@ -88,6 +90,15 @@ fn a_file_too_few_or_too_large_is_an_error() {
     let line = format!("serve --socket {}", socket.display());
     manual::check_scarce(ACCEL, "serve --socket /proc/none/socket", Some(&line));
     let _ = std::fs::remove_file(socket);
+}
+
+#[test]
+fn a_worker_that_cannot_be_started_is_an_error() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let all = fs::Permissions::from_mode(0o777);
+    fs::set_permissions(folder.path(), all).expect("it is ours");
+    let socket = folder.path().join("socket");
+    manual::check_alone(ACCEL, &format!("serve --socket {}", socket.display()));
 }
 
 /// What a pool says whose workers cannot open this library, until it gives up.

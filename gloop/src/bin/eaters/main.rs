@@ -106,6 +106,7 @@ enum Command {
 }
 
 fn main() {
+    base::limits::file_size_is_an_error();
     let result = match Arguments::parse().command {
         Command::Header => gloop::layout::header()
             .map(|header| print!("{header}"))
@@ -142,7 +143,7 @@ fn main() {
         }
     };
     if let Err(error) = result {
-        eprintln!("error: {error:#}");
+        base::note!("error: {error:#}");
         std::process::exit(1);
     }
 }

@@ -3,7 +3,10 @@
 
 use std::{path::PathBuf, process::ExitCode};
 
-use base::{limits::Limit, paths::NVIDIA_SOCKET};
+use base::{
+    limits::{Limit, file_size_is_an_error},
+    paths::NVIDIA_SOCKET,
+};
 use clap::Parser;
 use gantry_nvidia::{
     confine::confine,
@@ -41,6 +44,7 @@ fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
 }
 
 fn main() -> ExitCode {
+    file_size_is_an_error();
     match run(&Options::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
