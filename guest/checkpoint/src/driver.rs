@@ -14,6 +14,8 @@ use libloading::{Library, Symbol};
 
 /// Bytes of the driver's argument blocks, and more: what a newer version adds is 0.
 const BLOCK: usize = 128;
+/// NVML's number of bytes where it is not known.
+pub const UNKNOWN: u64 = u64::MAX;
 /// Bytes of a device's UUID.
 pub type Uuid = [u8; 16];
 
@@ -344,16 +346,15 @@ impl Inventory {
         taken
     }
 
-    /// Bytes that a process has on all devices; `None` if none lists it.
+    /// Bytes that a process has on all devices; `None` if none lists it, or if one does not know how many.
     pub fn bytes_of(&self, process: u32) -> Option<u64> {
         let entries = self.gpus.iter().flat_map(|gpu| &gpu.processes);
         let mut bytes = entries
             .filter(|entry| entry.0 == process)
-            // NVML's word for "not known".
-            .map(|entry| if entry.1 == u64::MAX { 0 } else { entry.1 })
+            .map(|entry| (entry.1 != UNKNOWN).then_some(entry.1))
             .peekable();
         bytes.peek()?;
-        Some(bytes.fold(0, u64::saturating_add))
+        bytes.try_fold(0, |sum: u64, bytes| Some(sum.saturating_add(bytes?)))
     }
 
     /// Bytes in use on all devices.
@@ -411,10 +412,10 @@ mod tests {
         };
         let inventory = Inventory {
             version: String::new(),
-            gpus: vec![gpu(&[(1, 5), (2, u64::MAX)]), gpu(&[(1, 7)])],
+            gpus: vec![gpu(&[(1, 5), (2, 9)]), gpu(&[(1, 7), (2, UNKNOWN)])],
         };
         assert_eq!(inventory.bytes_of(1), Some(12));
-        assert_eq!(inventory.bytes_of(2), Some(0));
+        assert_eq!(inventory.bytes_of(2), None, "one does not know");
         assert_eq!(inventory.bytes_of(3), None);
         assert_eq!(inventory.used(), 20);
     }

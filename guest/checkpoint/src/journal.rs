@@ -18,10 +18,25 @@ pub struct Entry {
     pub start: u64,
     /// The devices of this machine when it was suspended, by UUID, and how many bytes it had on each.
     pub gpus: Vec<(String, u64)>,
-    /// Its limit of data memory before, if that was raised.
+    /// Its limit of data memory before, if that is raised.
     pub limit: Option<DataLimit>,
+    /// Whether the driver has begun to resume it. If it is still suspended, that was interrupted.
+    pub is_resuming: bool,
     /// Whether it could not be resumed. The driver cannot try twice.
     pub is_lost: bool,
+}
+
+impl Entry {
+    /// That of a program of which nothing else is known.
+    pub fn of(process: &Process) -> Self {
+        Self {
+            start: process.start,
+            gpus: Vec::new(),
+            limit: None,
+            is_resuming: false,
+            is_lost: false,
+        }
+    }
 }
 
 /// The journal cannot be used.
@@ -135,7 +150,8 @@ impl Journal {
                 continue;
             };
             match Process::find(number) {
-                Ok(process) if self.entry(&process)?.is_some() => programs.push(process),
+                // One that cannot be read is that of a program, too.
+                Ok(process) if !matches!(self.entry(&process), Ok(None)) => programs.push(process),
                 Ok(_) => {}
                 Err(_) => self.remove_file(number)?,
             }
@@ -144,7 +160,7 @@ impl Journal {
         Ok(programs)
     }
 
-    /// Writes a program's entry. When this returns, it is on disk as a whole or not at all.
+    /// Writes a program's entry: another call reads it as a whole, or the one before.
     ///
     /// # Errors
     /// The system refuses.
@@ -193,6 +209,7 @@ mod tests {
             start,
             gpus: vec![("GPU-1".to_owned(), 5)],
             limit: Some([1, u64::MAX]),
+            is_resuming: false,
             is_lost: false,
         }
     }

@@ -31,7 +31,8 @@ const EXAMPLES: &str = "Examples:
   gantry-checkpoint resume --all       all that were suspended go on
   gantry-checkpoint resume 812 --gpu GPU-OLD=GPU-NEW
 
-Exit status: 0 done, 1 nothing was changed or all was undone, 2 wrong usage, 3 a program is lost.
+Exit status: 0 done, 1 nothing was changed, all was undone or a program stays suspended, 2 wrong usage,
+3 a program is lost.
 Signals take effect when the operation is complete.";
 
 /// Suspends CUDA programs in host memory, and resumes them.
@@ -77,7 +78,7 @@ enum Operation {
         /// A device that takes another's place, by UUID (repeatable). Default: the same one, else by position.
         #[arg(long, value_name = "OLD=NEW", value_parser = pair)]
         gpu: Vec<(String, String)>,
-        /// Do not look for device memory first.
+        /// Do not look for device memory first, and do not use NVML if it fails.
         #[arg(long)]
         force: bool,
     },
@@ -155,7 +156,13 @@ fn hold_signals() {
     unsafe {
         let mut set = std::mem::zeroed();
         libc::sigemptyset(&raw mut set);
-        for signal in [libc::SIGHUP, libc::SIGINT, libc::SIGTERM] {
+        for signal in [
+            libc::SIGHUP,
+            libc::SIGINT,
+            libc::SIGQUIT,
+            libc::SIGTERM,
+            libc::SIGTSTP,
+        ] {
             libc::sigaddset(&raw mut set, signal);
         }
         libc::sigprocmask(libc::SIG_BLOCK, &raw const set, std::ptr::null_mut());

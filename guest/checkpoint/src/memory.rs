@@ -40,14 +40,17 @@ pub struct Need {
 
 impl Need {
     fn with_margin(&self) -> u64 {
-        (self.bytes + self.bytes / 20).saturating_add(MARGIN)
+        self.bytes
+            .saturating_add(self.bytes / 20)
+            .saturating_add(MARGIN)
     }
 }
 
 /// Why these programs do not fit into memory; nothing if they do. `total`: the most that all of them have together.
 pub fn shortages(needs: &[Need], total: u64) -> Vec<String> {
     let mut found = Vec::new();
-    let wanted = (total + total / 20).saturating_add(MARGIN * needs.len() as u64);
+    let margins = MARGIN * needs.len() as u64;
+    let wanted = total.saturating_add(total / 20).saturating_add(margins);
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let overcommit = fs::read_to_string("/proc/sys/vm/overcommit_memory").unwrap_or_default();
     for (room, what) in rooms(&meminfo, overcommit.trim()) {
@@ -121,20 +124,28 @@ fn groups(process: &Process) -> impl Iterator<Item = (PathBuf, u64)> {
 /// A process's limit of data memory (`ulimit -d`): soft and hard, in bytes.
 pub type DataLimit = [u64; 2];
 
-/// Raises a process's limit of data memory so that `bytes` more fit. Answers what it was, if it had to be raised.
+/// A process's limit of data memory.
+///
+/// # Errors
+/// The process has ended, or is another user's.
+pub fn limit_of(process: &Process) -> io::Result<DataLimit> {
+    limit(process.number, None)
+}
+
+/// Raises a process's limit of data memory so that `bytes` more fit. Answers whether that was necessary.
 ///
 /// # Errors
 /// The hard limit would have to be raised, too, and this user may not do that.
-pub fn raise_limit(process: &Process, bytes: u64) -> io::Result<Option<DataLimit>> {
-    let [soft, hard] = limit(process.number, None)?;
+pub fn raise_limit(process: &Process, bytes: u64) -> io::Result<bool> {
+    let [soft, hard] = limit_of(process)?;
     let status = fs::read_to_string(format!("/proc/{}/status", process.number))?;
     let used = data(&status).unwrap_or(u64::MAX / 2);
     let wanted = used.saturating_add(bytes).saturating_add(MARGIN);
     if soft >= wanted {
-        return Ok(None);
+        return Ok(false);
     }
     limit(process.number, Some([wanted, hard.max(wanted)]))?;
-    Ok(Some([soft, hard]))
+    Ok(true)
 }
 
 /// Sets a process's limit of data memory.
@@ -220,11 +231,10 @@ mod tests {
             .expect("it starts");
         let process = Process::find(child.id()).expect("it runs");
         set_limit(&process, [64 * MIB, u64::MAX]).expect("it is lower");
-        let before = raise_limit(&process, 1 << 30).expect("the hard limit allows it");
-        assert_eq!(before, Some([64 * MIB, u64::MAX]));
-        let [soft, _] = limit(process.number, None).expect("it runs");
-        assert!(soft >= (1 << 30) + MARGIN);
-        assert_eq!(raise_limit(&process, 1 << 20).expect("it runs"), None);
+        assert!(raise_limit(&process, 1 << 30).expect("the hard limit allows it"));
+        let [soft, hard] = limit_of(&process).expect("it runs");
+        assert!(soft >= (1 << 30) + MARGIN && hard == u64::MAX);
+        assert!(!raise_limit(&process, 1 << 20).expect("it runs"));
         set_limit(&process, [64 * MIB, u64::MAX]).expect("it runs");
         child.kill().expect("it runs");
         child.wait().expect("it was killed");

@@ -10,7 +10,7 @@ use std::{
 use base::note;
 
 use crate::{
-    driver::{Code, Driver, DriverError, Inventory, NvmlError, State, Uuid, uuid},
+    driver::{Code, Driver, DriverError, Inventory, NvmlError, State, UNKNOWN, Uuid, uuid},
     journal::{Entry, Journal, JournalError},
     memory::{self, Need, Size},
     process::{self, Process},
@@ -28,6 +28,9 @@ pub enum OperationError {
     /// A step failed; what had been done was undone.
     #[error("{0}; all programs go on")]
     Undone(String),
+    /// Programs stay as they are; others were resumed.
+    #[error("not resumed: {}", .0.join("; "))]
+    Staying(Vec<String>),
     /// Programs are lost.
     #[error("lost: {}", .0.join("; "))]
     Lost(Vec<String>),
@@ -92,8 +95,14 @@ pub struct Resumption {
 struct Item {
     process: Process,
     entry: Entry,
-    is_locked: bool,
-    is_checkpointed: bool,
+}
+
+/// A program has not been resumed.
+enum Unresumed {
+    /// It stays as it is.
+    Stays(String),
+    /// It is lost.
+    Lost(String),
 }
 
 /// Suspends programs: all of them, or none.
@@ -123,7 +132,13 @@ pub fn suspend(
     obstacles.extend(known_to_fail(&before.version).filter(|_| !options.force));
     let mut items = Vec::new();
     for process in processes {
-        match driver.state(process.number) {
+        let entry = journal.entry(&process)?;
+        let state = driver.state(process.number);
+        let is_lost = entry.is_some_and(|entry| {
+            entry.is_lost || (entry.is_resuming && state == Ok(State::Checkpointed))
+        });
+        match state {
+            _ if is_lost => obstacles.push(format!("{process} is lost already: end it")),
             Ok(State::Checkpointed) => writeln!(out, "{process} is suspended already")?,
             Ok(State::Failed) => obstacles.push(format!("{process} is lost already: end it")),
             // An earlier call has been killed between two steps.
@@ -201,70 +216,89 @@ pub fn resume(
     let driver = Driver::open()?;
     let (mut staying, mut lost) = (Vec::new(), Vec::new());
     for process in processes {
-        let entry = journal.entry(&process)?;
-        if entry.as_ref().is_some_and(|entry| entry.is_lost) {
-            lost.push(format!("{process}: it failed to resume before: end it"));
-            continue;
-        }
         let begin = Instant::now();
-        match driver.state(process.number) {
-            Ok(State::Running) => {}
-            Ok(State::Locked) => {
-                if let Err(code) = driver.unlock(process.number) {
-                    staying.push(format!("{process} cannot be unlocked: {code}"));
-                    continue;
+        match resume_one(options, &driver, journal, &process) {
+            Ok(()) => {
+                let seconds = begin.elapsed().as_secs_f64();
+                let written = writeln!(out, "{process} resumed in {seconds:.1} s");
+                // The others have to go on, too.
+                if let Err(error) = written.and_then(|()| out.flush()) {
+                    note!("gantry-checkpoint: {process} is resumed; cannot write that: {error}");
                 }
             }
-            Ok(State::Checkpointed) => {
-                let now = inventory(options.force)?;
-                let saved = entry.as_ref().map_or(&[][..], |entry| &entry.gpus);
-                let places = match places(saved, &options.gpus, &now) {
-                    Ok(places) => places,
-                    Err(reason) => {
-                        staying.push(format!("{process} stays suspended: {reason}"));
-                        continue;
-                    }
-                };
-                if let Err(code) = restore(&driver, &process, &places) {
-                    // A second attempt cannot succeed, and must not look as if it had.
-                    if let Some(entry) = entry {
-                        let entry = Entry {
-                            is_lost: true,
-                            ..entry
-                        };
-                        journal.write(&process, &entry)?;
-                    }
-                    lost.push(format!("{process}: {code}"));
-                    continue;
-                }
-            }
-            Ok(State::Failed | State::Other(_)) => {
-                lost.push(format!("{process}: the driver has given it up: end it"));
-                continue;
-            }
-            Err(code) => {
-                staying.push(format!("{process}: its state is not known: {code}"));
-                continue;
-            }
+            Err(Unresumed::Stays(reason)) => staying.push(format!("{process} {reason}")),
+            Err(Unresumed::Lost(reason)) => lost.push(format!("{process}: {reason}")),
         }
-        if let Some(limit) = entry.and_then(|entry| entry.limit)
-            && let Err(error) = memory::set_limit(&process, limit)
-        {
-            note!("gantry-checkpoint: {process} keeps its higher limit of data memory: {error}");
-        }
-        journal.remove(&process)?;
-        let seconds = begin.elapsed().as_secs_f64();
-        writeln!(out, "{process} resumed in {seconds:.1} s")?;
-        out.flush()?;
     }
     match (lost.is_empty(), staying.is_empty()) {
         (true, true) => Ok(()),
-        (true, false) => Err(OperationError::Refused(staying)),
+        (true, false) => Err(OperationError::Staying(staying)),
         (false, _) => {
             lost.extend(staying);
             Err(OperationError::Lost(lost))
         }
     }
+}
+
+/// Resumes a program.
+fn resume_one(
+    options: &Resumption,
+    driver: &Driver,
+    journal: &Journal,
+    process: &Process,
+) -> Result<(), Unresumed> {
+    let failed = |error: JournalError| Unresumed::Stays(base::Chain(&error).to_string());
+    let entry = journal.entry(process).map_err(failed)?;
+    if entry.as_ref().is_some_and(|entry| entry.is_lost) {
+        let reason = "it failed to resume before: end it";
+        return Err(Unresumed::Lost(reason.to_owned()));
+    }
+    match driver.state(process.number) {
+        Ok(State::Running) => {}
+        Ok(State::Locked) => driver.unlock(process.number).map_err(not_unlocked)?,
+        Ok(State::Checkpointed) => {
+            let mut noted = entry.clone().unwrap_or_else(|| Entry::of(process));
+            if noted.is_resuming && !options.force {
+                let reason = "a resumption was interrupted: end it (--force tries again)";
+                return Err(Unresumed::Lost(reason.to_owned()));
+            }
+            let stays = |reason| Unresumed::Stays(format!("stays suspended: {reason}"));
+            let now = inventory(options.force).map_err(|error| stays(error.to_string()))?;
+            let places = places(&noted.gpus, options, &now).map_err(stays)?;
+            // A second attempt cannot succeed, and must not look as if it had: that this one began has to be known, even
+            // if this program is killed.
+            noted.is_resuming = true;
+            journal.write(process, &noted).map_err(failed)?;
+            if let Err(code) = restore(driver, process, &places) {
+                noted.is_lost = true;
+                if let Err(error) = journal.write(process, &noted) {
+                    note!("gantry-checkpoint: {process}: {}", base::Chain(&error));
+                }
+                return Err(Unresumed::Lost(code.to_string()));
+            }
+            driver.unlock(process.number).map_err(not_unlocked)?;
+        }
+        Ok(State::Failed) => {
+            let reason = "the driver has given it up: end it";
+            return Err(Unresumed::Lost(reason.to_owned()));
+        }
+        Ok(State::Other(state)) => {
+            return Err(Unresumed::Stays(format!("is in the unknown state {state}")));
+        }
+        Err(code) => {
+            let reason = format!("stays: its state is not known: {code}");
+            return Err(Unresumed::Stays(reason));
+        }
+    }
+    if let Some(limit) = entry.and_then(|entry| entry.limit)
+        && let Err(error) = memory::set_limit(process, limit)
+    {
+        note!("gantry-checkpoint: {process} keeps its higher limit of data memory: {error}");
+    }
+    if let Err(error) = journal.remove(process) {
+        note!("gantry-checkpoint: {process}: {}", base::Chain(&error));
+    }
+    Ok(())
 }
 
 /// Lists programs that have the driver loaded, or were suspended.
@@ -285,7 +319,10 @@ pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError
     let driver = Driver::open()?;
     let now = Inventory::take().unwrap_or_default();
     for process in processes {
-        let entry = journal.entry(&process)?;
+        let entry = journal.entry(&process).unwrap_or_else(|error| {
+            note!("gantry-checkpoint: {process}: {}", base::Chain(&error));
+            None
+        });
         let state = match driver.state(process.number) {
             _ if entry.as_ref().is_some_and(|entry| entry.is_lost) => "lost".to_owned(),
             Ok(State::Running) => "running".to_owned(),
@@ -373,14 +410,18 @@ fn need(process: &Process, before: &Inventory) -> Need {
 /// The devices to resume on: a pair of UUIDs for each device that there was.
 fn places(
     saved: &[(String, u64)],
-    wished: &[(String, String)],
+    options: &Resumption,
     now: &Inventory,
 ) -> Result<Vec<[Uuid; 2]>, String> {
+    let wished = &options.gpus;
     if let Some((old, _)) = wished
         .iter()
         .find(|wish| saved.iter().all(|gpu| gpu.0 != wish.0))
     {
         return Err(format!("there was no {old} when it was suspended"));
+    }
+    if options.force && now.gpus.is_empty() && wished.is_empty() {
+        return Ok(Vec::new());
     }
     let mut pairs = Vec::new();
     let mut is_elsewhere = false;
@@ -397,7 +438,7 @@ fn places(
                 "there is no {name}: name a device by --gpu {old}=UUID"
             ));
         };
-        if gpu.free < *bytes {
+        if gpu.free < *bytes && !options.force {
             let (free, bytes, name) = (Size(gpu.free), Size(*bytes), &gpu.uuid);
             return Err(format!(
                 "{name} has {free} free, {bytes} are needed; nothing was tried"
@@ -422,8 +463,7 @@ fn places(
 
 fn restore(driver: &Driver, process: &Process, places: &[[Uuid; 2]]) -> Result<(), Code> {
     let step = || driver.restore(process.number, places);
-    shown(process, "being restored", step)?;
-    driver.unlock(process.number)
+    shown(process, "being restored", step)
 }
 
 /// Does a step, and says every two seconds that it takes long.
@@ -456,9 +496,16 @@ impl Work<'_> {
     /// Raises a program's limit and writes its entry.
     fn prepare(&mut self, need: &Need, before: &Inventory) -> Result<(), String> {
         let process = &need.process;
-        let limit = memory::raise_limit(process, need.bytes).map_err(|error| {
-            format!("{process}: its limit of data memory (ulimit -d) is in the way, and cannot be raised: {error}")
-        })?;
+        let failed = |error: JournalError| format!("{process}: {}", base::Chain(&error));
+        let in_the_way = |error| {
+            format!(
+                "{process}: its limit of data memory (ulimit -d) is in the way, and cannot be raised: {error}"
+            )
+        };
+        // A call that was killed may have raised it.
+        let known = self.journal.entry(process).map_err(failed)?;
+        let known = known.and_then(|entry| entry.limit);
+        let now = memory::limit_of(process).map_err(in_the_way)?;
         let bytes = |gpu: &crate::driver::Gpu| {
             let entries = gpu
                 .processes
@@ -466,29 +513,36 @@ impl Work<'_> {
                 .filter(|entry| entry.0 == process.number);
             entries
                 .map(|entry| entry.1)
-                .filter(|bytes| *bytes != u64::MAX)
+                .filter(|bytes| *bytes != UNKNOWN)
                 .sum()
         };
         let gpus = before.gpus.iter().map(|gpu| (gpu.uuid.clone(), bytes(gpu)));
-        let entry = Entry {
-            start: process.start,
+        let mut entry = Entry {
             gpus: gpus.collect(),
-            limit,
-            is_lost: false,
+            limit: known.or(Some(now)),
+            ..Entry::of(process)
         };
-        let written = self.journal.write(process, &entry);
+        let raised = self
+            .journal
+            .write(process, &entry)
+            .map_err(failed)
+            .and_then(|()| memory::raise_limit(process, need.bytes).map_err(in_the_way));
+        let outcome = raised.and_then(|is_raised| {
+            if is_raised || known.is_some() {
+                return Ok(());
+            }
+            entry.limit = None;
+            self.journal.write(process, &entry).map_err(failed)
+        });
         self.items.push(Item {
             process: process.clone(),
             entry,
-            is_locked: false,
-            is_checkpointed: false,
         });
-        written.map_err(|error| format!("{process}: {}", base::Chain(&error)))
+        outcome
     }
 
     fn lock(&mut self, index: usize, limit: Duration) -> Result<(), String> {
-        let item = &mut self.items[index];
-        let (driver, process) = (self.driver, &item.process);
+        let (driver, process) = (self.driver, &self.items[index].process);
         if !process.is_alive() {
             return Err(format!("{process} has ended"));
         }
@@ -498,9 +552,7 @@ impl Work<'_> {
                 "{process} stays: its calls did not end within {} s: {code}",
                 limit.as_secs()
             )
-        })?;
-        item.is_locked = true;
-        Ok(())
+        })
     }
 
     fn checkpoint(
@@ -522,10 +574,7 @@ impl Work<'_> {
         let outcome = shown(&process, "being suspended", step);
         // The function also succeeds for programs that it has done nothing with.
         match (outcome, driver.state(process.number)) {
-            (_, Ok(State::Checkpointed)) => {
-                item.is_checkpointed = true;
-                item.is_locked = false;
-            }
+            (_, Ok(State::Checkpointed)) => {}
             (Ok(()), _) => return Err(format!("{process} stays: the driver did not suspend it")),
             (Err(code), _) => return Err(format!("{process} stays: {code}")),
         }
@@ -545,7 +594,14 @@ impl Work<'_> {
         self.journal
             .write(&process, &item.entry)
             .map_err(|error| base::Chain(&error).to_string())?;
-        let files = process.device_files().unwrap_or_default();
+        let files = match process.device_files() {
+            Err(error) if released => {
+                return Err(format!(
+                    "{process} stays: it is not known which device files it has open: {error}"
+                ));
+            }
+            files => files.unwrap_or_default(),
+        };
         if let (Some(file), true) = (files.first(), released) {
             return Err(format!(
                 "{process} stays: it still has {file} open, for example for NVML"
@@ -561,50 +617,75 @@ impl Work<'_> {
     }
 
     /// Lets all programs go on, the last first.
-    fn undo(self, reason: String) -> OperationError {
-        let mut lost = Vec::new();
-        for item in self.items.into_iter().rev() {
+    fn undo(mut self, reason: String) -> OperationError {
+        let (mut staying, mut lost) = (Vec::new(), Vec::new());
+        while let Some(mut item) = self.items.pop() {
+            let undone = self.let_go_on(&mut item);
             let process = &item.process;
-            let mut is_lost = false;
-            let undone = match (item.is_checkpointed, item.is_locked) {
-                (true, _) => restore(self.driver, process, &[]),
-                (false, true) => self.driver.unlock(process.number),
-                (false, false) => Ok(()),
-            };
-            if let Err(code) = undone {
-                lost.push(format!("{process}: {code}"));
-                is_lost = true;
-            }
-            if let Ok(State::Failed) = self.driver.state(process.number)
-                && !is_lost
-            {
-                lost.push(format!("{process}: the driver has given it up: end it"));
-                is_lost = true;
-            }
+            let is_alive = process.is_alive();
             if let Some(limit) = item.entry.limit {
                 // It may have ended.
                 let _ = memory::set_limit(process, limit);
             }
-            let noted = if is_lost {
-                let entry = Entry {
-                    is_lost: true,
-                    ..item.entry
-                };
-                self.journal.write(process, &entry)
-            } else {
-                self.journal.remove(process)
+            let noted = match undone {
+                Err(Unresumed::Stays(reason)) if is_alive => {
+                    staying.push(format!("{process} {reason}"));
+                    Ok(())
+                }
+                Err(Unresumed::Lost(reason)) if is_alive => {
+                    lost.push(format!("{process}: {reason}"));
+                    item.entry.is_lost = true;
+                    self.journal.write(process, &item.entry)
+                }
+                // There is nothing to undo for one that has ended.
+                _ => self.journal.remove(process),
             };
             if let Err(error) = noted {
                 note!("gantry-checkpoint: {}", base::Chain(&error));
             }
         }
-        if lost.is_empty() {
-            OperationError::Undone(reason)
-        } else {
-            lost.insert(0, reason);
-            OperationError::Lost(lost)
+        match (lost.is_empty(), staying.is_empty()) {
+            (true, true) => OperationError::Undone(reason),
+            (true, false) => {
+                staying.insert(0, reason);
+                OperationError::Staying(staying)
+            }
+            (false, _) => {
+                lost.insert(0, reason);
+                lost.extend(staying);
+                OperationError::Lost(lost)
+            }
         }
     }
+
+    /// Lets a program go on. What a step that failed has done, only the driver knows.
+    fn let_go_on(&self, item: &mut Item) -> Result<(), Unresumed> {
+        let (process, driver) = (&item.process, self.driver);
+        match driver.state(process.number) {
+            Ok(State::Running) => return Ok(()),
+            Ok(State::Locked) => {}
+            Ok(State::Checkpointed) => {
+                item.entry.is_resuming = true;
+                if let Err(error) = self.journal.write(process, &item.entry) {
+                    note!("gantry-checkpoint: {process}: {}", base::Chain(&error));
+                }
+                restore(driver, process, &[]).map_err(|code| Unresumed::Lost(code.to_string()))?;
+            }
+            Ok(State::Failed | State::Other(_)) => {
+                let reason = "the driver has given it up: end it";
+                return Err(Unresumed::Lost(reason.to_owned()));
+            }
+            Err(code) => {
+                let reason = format!("stays: its state is not known: {code}");
+                return Err(Unresumed::Stays(reason));
+            }
+        }
+        driver.unlock(process.number).map_err(not_unlocked)
+    }
+}
+
+fn not_unlocked(code: Code) -> Unresumed {
+    Unresumed::Stays(format!("cannot be unlocked: {code}"))
 }
 
 #[cfg(test)]
@@ -629,6 +710,17 @@ mod tests {
         }
     }
 
+    fn wish(gpus: &[(&str, &str)], force: bool) -> Resumption {
+        let gpus = gpus
+            .iter()
+            .map(|(old, new)| ((*old).to_owned(), (*new).to_owned()));
+        Resumption {
+            chosen: Chosen::All,
+            gpus: gpus.collect(),
+            force,
+        }
+    }
+
     fn saved(gpus: &[(&str, u64)]) -> Vec<(String, u64)> {
         let gpus = gpus
             .iter()
@@ -642,28 +734,39 @@ mod tests {
 
     #[test]
     fn a_program_resumes_on_its_own_devices_in_any_order() {
-        let found = places(&saved(&[(A, 5), (B, 0)]), &[], &now(&[(B, 0), (A, 5)]));
+        let found = places(
+            &saved(&[(A, 5), (B, 0)]),
+            &wish(&[], false),
+            &now(&[(B, 0), (A, 5)]),
+        );
         assert_eq!(found, Ok(vec![]));
     }
 
     #[test]
     fn devices_that_are_missing_are_replaced_by_position() {
-        let found = places(&saved(&[(A, 5), (B, 0)]), &[], &now(&[(C, 5), (B, 0)]));
+        let found = places(
+            &saved(&[(A, 5), (B, 0)]),
+            &wish(&[], false),
+            &now(&[(C, 5), (B, 0)]),
+        );
         assert_eq!(last(&found.expect("there is room")), [[10, 12], [11, 11]]);
-        let found = places(&saved(&[(A, 5), (B, 0)]), &[], &now(&[(B, 9)]));
+        let found = places(
+            &saved(&[(A, 5), (B, 0)]),
+            &wish(&[], false),
+            &now(&[(B, 9)]),
+        );
         assert!(found.expect_err("two of one").contains("two devices"));
     }
 
     #[test]
     fn wished_devices_have_to_exist_and_to_have_room() {
-        let wish = |old: &str, new: &str| [(old.to_owned(), new.to_owned())];
         let gpus = now(&[(A, 0), (B, 4)]);
-        let found = places(&saved(&[(A, 4)]), &wish(A, B), &gpus);
+        let found = places(&saved(&[(A, 4)]), &wish(&[(A, B)], false), &gpus);
         assert_eq!(last(&found.expect("there is room")), [[10, 11]]);
         for (wish, text) in [
-            (wish(A, A), "has 0 MiB free"),
-            (wish(A, C), "there is no"),
-            (wish(C, A), "there was no"),
+            (wish(&[(A, A)], false), "has 0 MiB free"),
+            (wish(&[(A, C)], false), "there is no"),
+            (wish(&[(C, A)], false), "there was no"),
         ] {
             let reason = places(&saved(&[(A, 4)]), &wish, &gpus).expect_err("it is refused");
             assert!(reason.contains(text), "{reason}");
@@ -676,6 +779,15 @@ mod tests {
         assert!(is_bystander(&own));
         let start = own.start + 1;
         assert!(is_bystander(&Process { start, ..own }));
+    }
+
+    #[test]
+    fn force_looks_for_no_device_memory_and_needs_no_nvml() {
+        let (saved, gpus) = (saved(&[(A, 5)]), now(&[(A, 4)]));
+        assert!(places(&saved, &wish(&[], false), &gpus).is_err());
+        assert_eq!(places(&saved, &wish(&[], true), &gpus), Ok(vec![]));
+        assert_eq!(places(&saved, &wish(&[], true), &now(&[])), Ok(vec![]));
+        assert!(places(&saved, &wish(&[], false), &now(&[])).is_err());
     }
 
     #[test]

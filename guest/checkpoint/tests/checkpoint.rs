@@ -90,9 +90,14 @@ impl Rig {
         self.programs[program].id().to_string()
     }
 
-    fn fail(&self, function: &str, program: usize, code: u32) {
+    fn fail(&self, function: &str, program: usize, code: i32) {
         let name = format!("fail-{function}-{}", self.id(program));
         fs::write(self.path(&name), code.to_string()).unwrap();
+    }
+
+    fn heal(&self, function: &str, program: usize) {
+        let name = format!("fail-{function}-{}", self.id(program));
+        fs::remove_file(self.path(&name)).unwrap();
     }
 
     fn state(&self, program: usize) -> String {
@@ -243,6 +248,83 @@ fn a_program_that_fails_to_resume_is_not_tried_again() {
     assert!(error.contains("failed to resume before"), "{error}");
     assert_eq!(rig.calls(), [""; 0]);
     assert!(rig.done(&["list"]).contains("lost"));
+    let (status, error) = rig.failed(&["suspend", &id]);
+    assert_eq!(status, 1);
+    assert!(error.contains("is lost already"), "{error}");
+}
+
+#[test]
+fn a_lost_program_is_known_that_another_journal_had() {
+    let rig = Rig::new(1);
+    rig.done(&["suspend", &rig.id(0)]);
+    fs::remove_dir_all(rig.path("journal")).unwrap();
+    rig.fail("restore", 0, 2);
+    assert_eq!(rig.failed(&["resume", &rig.id(0)]).0, 3);
+    rig.heal("restore", 0);
+    rig.calls();
+    assert_eq!(rig.failed(&["resume", &rig.id(0)]).0, 3);
+    assert_eq!(rig.calls(), [""; 0]);
+}
+
+#[test]
+fn an_interrupted_resumption_is_no_success_later() {
+    let rig = Rig::new(1);
+    let id = rig.id(0);
+    rig.done(&["suspend", &id]);
+    rig.fail("restore", 0, -9);
+    assert_eq!(rig.run(&["resume", &id]).status.code(), None);
+    rig.heal("restore", 0);
+    rig.calls();
+    let (status, error) = rig.failed(&["resume", "--all"]);
+    assert_eq!(status, 3);
+    assert!(error.contains("a resumption was interrupted"), "{error}");
+    assert_eq!(rig.failed(&["suspend", &id]).0, 1);
+    assert_eq!(rig.calls(), [""; 0]);
+    rig.done(&["resume", "--all", "--force"]);
+}
+
+#[test]
+fn a_program_that_stays_locked_is_not_lost() {
+    let rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    rig.done(&["suspend", &first]);
+    rig.fail("unlock", 0, 999);
+    let (status, error) = rig.failed(&["resume", &first]);
+    assert_eq!(status, 1);
+    assert!(error.contains("cannot be unlocked: error 999"), "{error}");
+    rig.heal("unlock", 0);
+    rig.done(&["resume", "--all"]);
+    rig.fail("unlock", 0, 999);
+    rig.fail("lock", 1, 600);
+    let (status, error) = rig.failed(&["suspend", &first, &second]);
+    assert_eq!(status, 1);
+    assert!(error.contains("cannot be unlocked: error 999"), "{error}");
+    rig.heal("unlock", 0);
+    rig.done(&["resume", "--all"]);
+    assert_eq!([rig.state(0), rig.state(1)], ["0", "0"]);
+}
+
+#[test]
+fn a_step_that_failed_after_its_work_is_undone() {
+    let rig = Rig::new(1);
+    rig.fail("lock", 0, 1600);
+    let (status, error) = rig.failed(&["suspend", &rig.id(0)]);
+    assert_eq!(status, 1);
+    assert!(error.contains("error 600"), "{error}");
+    assert_eq!(rig.state(0), "0", "it is not locked");
+}
+
+#[test]
+fn an_entry_that_cannot_be_read_keeps_no_other_program_suspended() {
+    let rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    rig.done(&["suspend", &first, &second]);
+    fs::write(rig.path("journal").join(&first), "{").unwrap();
+    let (status, error) = rig.failed(&["resume", "--all"]);
+    assert_eq!(status, 1);
+    assert!(error.contains(&first), "{error}");
+    assert_eq!([rig.state(0), rig.state(1)], ["2", "0"]);
+    assert!(rig.done(&["list"]).contains(&first));
 }
 
 #[test]
@@ -268,8 +350,8 @@ fn a_device_without_room_is_not_tried() {
         "{error}"
     );
     assert_eq!(rig.calls(), [""; 0]);
-    rig.gpu(GPU, GIB, &[]);
-    rig.done(&["resume", "--all"]);
+    rig.done(&["resume", "--all", "--force"]);
+    assert_eq!(rig.state(0), "0");
 }
 
 #[test]
@@ -291,6 +373,14 @@ fn a_limit_of_data_memory_is_raised_while_a_program_is_suspended() {
         .status();
     assert!(limited.unwrap().success());
     let before = rig.data_limit(0);
+    rig.done(&["suspend", &id]);
+    assert_ne!(rig.data_limit(0), before);
+    rig.done(&["resume", &id]);
+    assert_eq!(rig.data_limit(0), before);
+    // A call that is killed has raised it already.
+    rig.fail("lock", 0, -9);
+    assert_eq!(rig.run(&["suspend", &id]).status.code(), None);
+    rig.heal("lock", 0);
     rig.done(&["suspend", &id]);
     assert_ne!(rig.data_limit(0), before);
     rig.done(&["resume", &id]);

@@ -1,5 +1,7 @@
 // The driver's checkpoint functions, for tests: the state of process N is in the file $STAND_IN/state-N, and what is
-// called is added to $STAND_IN/calls. A file $STAND_IN/fail-FUNCTION-N has the answer of a function that fails.
+// called is added to $STAND_IN/calls. A file $STAND_IN/fail-FUNCTION-N has the answer of a function that fails; with 1000
+// more, it fails after it has done its work; less than 0: the caller is killed by this signal.
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -28,12 +30,13 @@ static int step(const char *name, int process, int from, int to) {
     fclose(calls);
     snprintf(failure, sizeof failure, "fail-%s", name);
     int code = number(failure, process, 0);
-    if (code) return code;
+    if (code < 0) raise(-code);
+    if (code && code < 1000) return code;
     if (number("state", process, 0) != from) return 401;
     FILE *state = file("state", process, "w");
     fprintf(state, "%d", to);
     fclose(state);
-    return 0;
+    return code ? code - 1000 : 0;
 }
 
 int cuInit(unsigned flags) { return flags; }
