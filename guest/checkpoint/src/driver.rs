@@ -216,6 +216,8 @@ fn done(code: c_int) -> Result<(), Code> {
 pub struct Gpu {
     /// Its UUID, such as `GPU-12345678-...`.
     pub uuid: String,
+    /// Its type, such as `NVIDIA H200`.
+    pub model: String,
     /// Bytes of its memory that nobody uses.
     pub free: u64,
     /// Bytes of its memory that are in use.
@@ -308,6 +310,14 @@ impl Inventory {
                     uuid.as_mut_ptr().cast(),
                     96
                 )?;
+                let mut model = [0u8; 96];
+                nvml!(
+                    "nvmlDeviceGetName",
+                    fn(*mut c_void, *mut c_char, c_uint),
+                    device,
+                    model.as_mut_ptr().cast(),
+                    96
+                )?;
                 let mut memory = [0u64; 3];
                 nvml!(
                     "nvmlDeviceGetMemoryInfo",
@@ -328,6 +338,7 @@ impl Inventory {
                 let [_, free, used] = memory;
                 gpus.push(Gpu {
                     uuid: text(&uuid),
+                    model: text(&model),
                     free,
                     used,
                     processes: processes
@@ -406,6 +417,7 @@ mod tests {
     fn bytes_of_a_process_are_summed_over_devices() {
         let gpu = |processes: &[(u32, u64)]| Gpu {
             uuid: String::new(),
+            model: String::new(),
             free: 0,
             used: 10,
             processes: processes.to_vec(),

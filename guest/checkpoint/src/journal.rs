@@ -16,14 +16,25 @@ use crate::{memory::DataLimit, process::Process};
 pub struct Entry {
     /// When it started, in clock ticks since boot.
     pub start: u64,
-    /// The devices of this machine when it was suspended, by UUID, and how many bytes it had on each.
-    pub gpus: Vec<(String, u64)>,
+    /// The devices of this machine when it was suspended.
+    pub gpus: Vec<Had>,
     /// Its limit of data memory before, if that is raised.
     pub limit: Option<DataLimit>,
     /// Whether the driver has begun to resume it. If it is still suspended, that was interrupted.
     pub is_resuming: bool,
     /// Whether it could not be resumed. The driver cannot try twice.
     pub is_lost: bool,
+}
+
+/// A device that there was.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Had {
+    /// Its UUID.
+    pub uuid: String,
+    /// Its type, as NVML names it.
+    pub model: String,
+    /// How many bytes the program had on it.
+    pub bytes: u64,
 }
 
 impl Entry {
@@ -207,7 +218,11 @@ mod tests {
     fn entry(start: u64) -> Entry {
         Entry {
             start,
-            gpus: vec![("GPU-1".to_owned(), 5)],
+            gpus: vec![Had {
+                uuid: "GPU-1".to_owned(),
+                model: "model".to_owned(),
+                bytes: 5,
+            }],
             limit: Some([1, u64::MAX]),
             is_resuming: false,
             is_lost: false,

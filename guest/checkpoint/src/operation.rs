@@ -11,7 +11,7 @@ use base::note;
 
 use crate::{
     driver::{Code, Driver, DriverError, Inventory, NvmlError, State, UNKNOWN, Uuid, uuid},
-    journal::{Entry, Journal, JournalError},
+    journal::{Entry, Had, Journal, JournalError},
     memory::{self, Need, Size},
     process::{self, Process},
 };
@@ -332,7 +332,7 @@ pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError
             Ok(State::Other(state)) => format!("state {state}"),
             Err(code) => code.to_string(),
         };
-        let suspended = entry.map(|entry| entry.gpus.iter().map(|gpu| gpu.1).sum());
+        let suspended = entry.map(|entry| entry.gpus.iter().map(|gpu| gpu.bytes).sum());
         let bytes = now.bytes_of(process.number).or(suspended);
         let bytes = bytes.map_or("-".to_owned(), |bytes| Size(bytes).to_string());
         writeln!(
@@ -408,15 +408,11 @@ fn need(process: &Process, before: &Inventory) -> Need {
 }
 
 /// The devices to resume on: a pair of UUIDs for each device that there was.
-fn places(
-    saved: &[(String, u64)],
-    options: &Resumption,
-    now: &Inventory,
-) -> Result<Vec<[Uuid; 2]>, String> {
+fn places(saved: &[Had], options: &Resumption, now: &Inventory) -> Result<Vec<[Uuid; 2]>, String> {
     let wished = &options.gpus;
     if let Some((old, _)) = wished
         .iter()
-        .find(|wish| saved.iter().all(|gpu| gpu.0 != wish.0))
+        .find(|wish| saved.iter().all(|gpu| gpu.uuid != wish.0))
     {
         return Err(format!("there was no {old} when it was suspended"));
     }
@@ -425,7 +421,12 @@ fn places(
     }
     let mut pairs = Vec::new();
     let mut is_elsewhere = false;
-    for (position, (old, bytes)) in saved.iter().enumerate() {
+    for (position, had) in saved.iter().enumerate() {
+        let Had {
+            uuid: old,
+            model,
+            bytes,
+        } = had;
         let same = now.gpus.iter().find(|gpu| gpu.uuid == *old);
         let wish = wished.iter().find(|wish| wish.0 == *old);
         let gpu = match wish {
@@ -438,6 +439,13 @@ fn places(
                 "there is no {name}: name a device by --gpu {old}=UUID"
             ));
         };
+        // The driver would refuse another type, and the program would be lost.
+        if gpu.model != *model && !options.force {
+            let (is, name) = (&gpu.model, &gpu.uuid);
+            return Err(format!(
+                "{name} is of type {is}, {old} was of type {model}; nothing was tried"
+            ));
+        }
         if gpu.free < *bytes && !options.force {
             let (free, bytes, name) = (Size(gpu.free), Size(*bytes), &gpu.uuid);
             return Err(format!(
@@ -516,7 +524,11 @@ impl Work<'_> {
                 .filter(|bytes| *bytes != UNKNOWN)
                 .sum()
         };
-        let gpus = before.gpus.iter().map(|gpu| (gpu.uuid.clone(), bytes(gpu)));
+        let gpus = before.gpus.iter().map(|gpu| Had {
+            uuid: gpu.uuid.clone(),
+            model: gpu.model.clone(),
+            bytes: bytes(gpu),
+        });
         let mut entry = Entry {
             gpus: gpus.collect(),
             limit: known.or(Some(now)),
@@ -588,9 +600,9 @@ impl Work<'_> {
             .zip(&after)
             .map(|(before, after)| before.saturating_sub(*after));
         for (gpu, freed) in item.entry.gpus.iter_mut().zip(freed) {
-            gpu.1 = gpu.1.max(freed);
+            gpu.bytes = gpu.bytes.max(freed);
         }
-        let bytes = Size(item.entry.gpus.iter().map(|gpu| gpu.1).sum());
+        let bytes = Size(item.entry.gpus.iter().map(|gpu| gpu.bytes).sum());
         self.journal
             .write(&process, &item.entry)
             .map_err(|error| base::Chain(&error).to_string())?;
@@ -700,6 +712,7 @@ mod tests {
     fn now(gpus: &[(&str, u64)]) -> Inventory {
         let gpu = |(uuid, free): &(&str, u64)| Gpu {
             uuid: (*uuid).to_owned(),
+            model: String::new(),
             free: *free,
             used: 0,
             processes: Vec::new(),
@@ -721,11 +734,13 @@ mod tests {
         }
     }
 
-    fn saved(gpus: &[(&str, u64)]) -> Vec<(String, u64)> {
-        let gpus = gpus
-            .iter()
-            .map(|(uuid, bytes)| ((*uuid).to_owned(), *bytes));
-        gpus.collect()
+    fn saved(gpus: &[(&str, u64)]) -> Vec<Had> {
+        let had = |(uuid, bytes): &(&str, u64)| Had {
+            uuid: (*uuid).to_owned(),
+            model: String::new(),
+            bytes: *bytes,
+        };
+        gpus.iter().map(had).collect()
     }
 
     fn last(pairs: &[[Uuid; 2]]) -> Vec<[u8; 2]> {

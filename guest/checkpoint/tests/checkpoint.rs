@@ -117,7 +117,7 @@ impl Rig {
         calls.lines().map(name).collect()
     }
 
-    fn run(&self, arguments: &[&str]) -> Output {
+    fn command(&self, arguments: &[&str]) -> Command {
         let mut program = Command::new(env!("CARGO_BIN_EXE_gantry-checkpoint"));
         program
             .args(arguments)
@@ -125,7 +125,11 @@ impl Rig {
             .arg(self.path("journal"))
             .env("LD_LIBRARY_PATH", self.folder.path())
             .env("STAND_IN", self.folder.path());
-        program.output().unwrap()
+        program
+    }
+
+    fn run(&self, arguments: &[&str]) -> Output {
+        self.command(arguments).output().unwrap()
     }
 
     /// Runs it, and answers what it printed.
@@ -365,6 +369,27 @@ fn a_program_resumes_on_another_device_that_takes_the_place() {
 }
 
 #[test]
+fn a_device_of_another_type_is_not_tried() {
+    let rig = Rig::new(1);
+    rig.done(&["suspend", &rig.id(0)]);
+    rig.gpu(OTHER, GIB, &[]);
+    rig.calls();
+    let output = rig
+        .command(&["resume", "--all"])
+        .env("STAND_IN_MODEL", "NVIDIA L4")
+        .output();
+    let output = output.unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(
+        error.contains("is of type NVIDIA L4, GPU-00000000-0000-0000-0000-00000000000a was of"),
+        "{error}"
+    );
+    assert_eq!(rig.calls(), [""; 0]);
+    rig.done(&["resume", "--all"]);
+}
+
+#[test]
 fn a_limit_of_data_memory_is_raised_while_a_program_is_suspended() {
     let rig = Rig::new(1);
     let id = rig.id(0);
@@ -431,12 +456,8 @@ fn a_program_without_the_driver_and_a_missing_one_are_refused() {
 fn drivers_that_are_known_to_fail_are_refused_unless_forced() {
     let rig = Rig::new(1);
     let run = |arguments: &[&str]| {
-        Command::new(env!("CARGO_BIN_EXE_gantry-checkpoint"))
-            .args(arguments)
-            .arg("--journal")
-            .arg(rig.path("journal"))
-            .env("LD_LIBRARY_PATH", rig.folder.path())
-            .env("STAND_IN", rig.folder.path())
+        let mut command = rig.command(arguments);
+        command
             .env("STAND_IN_VERSION", "570.133.07")
             .output()
             .unwrap()
