@@ -155,6 +155,7 @@ impl Session {
             (Kind::Uvm, 0x21) => self.map_external(made, bytes),
             (Kind::Uvm, 0x22) => self.free_range(made, bytes),
             (Kind::Uvm, 0x42) => self.unmap_external(made, bytes),
+            (Kind::Uvm, 0x49) => self.create_range(made, bytes),
             (Kind::Uvm, 0x44) => self.make_pool(made, bytes),
             (Kind::Uvm, 0x3000_0001) => {
                 let flags = long(bytes, 0);
@@ -540,7 +541,7 @@ fn changes_memory(call: &Call) -> bool {
         (Kind::Frontend, 0x2b) => call.inner != Some(SYSTEM),
         (Kind::Frontend, 0x2a) => matches!(call.inner, Some(EXPORT | IMPORT)),
         (Kind::Frontend, number) => matches!(number, 0x29 | 0x34 | 0x4e),
-        (Kind::Uvm, number) => matches!(number, 0x1a | 0x21 | 0x22 | 0x26 | 0x42),
+        (Kind::Uvm, number) => matches!(number, 0x1a | 0x21 | 0x22 | 0x26 | 0x42 | 0x49),
     }
 }
 

@@ -23,9 +23,18 @@ const GPU_AT: usize = 16;
 /// The most parts of a file.
 const MOST: usize = 1 << 16;
 
-/// Parts of addresses that GPUs map: the end and the memory, by GPU and start. Those of one GPU do not overlap.
+/// The most ranges of a file.
+const MOST_RANGES: usize = 1 << 20;
+
+/// What GPUs map.
 #[derive(Default)]
-pub struct External(BTreeMap<(Uuid, u64), (u64, Charge)>);
+pub struct External {
+    /// Parts of addresses: the end and the memory, by GPU and start. Those of one GPU do not overlap.
+    parts: BTreeMap<(Uuid, u64), (u64, Charge)>,
+    /// Ranges of addresses, which parts lie in: the length by the start. Who frees one names its start: the driver need not
+    /// look at a length.
+    ranges: BTreeMap<u64, u64>,
+}
 
 impl External {
     /// A GPU maps memory, in place of what it mapped there.
@@ -33,53 +42,56 @@ impl External {
         self.unmap(gpu, base, length);
         if let (Some(charge), 1..) = (charge, length) {
             let part = (base.saturating_add(length), charge.clone());
-            self.0.insert((gpu, base), part);
+            self.parts.insert((gpu, base), part);
         }
     }
 
     /// A GPU does not map these addresses any longer. What is left of a part keeps all of its memory.
     fn unmap(&mut self, gpu: Uuid, base: u64, length: u64) {
         let end = base.saturating_add(length);
-        let reached = self.0.range((gpu, 0)..(gpu, end)).rev();
+        let reached = self.parts.range((gpu, 0)..(gpu, end)).rev();
         let cut: Vec<u64> = reached
             .take_while(|(_, (part_end, _))| *part_end > base)
             .map(|((_, start), _)| *start)
             .collect();
         for start in cut {
-            let Some((part_end, charge)) = self.0.remove(&(gpu, start)) else {
+            let Some((part_end, charge)) = self.parts.remove(&(gpu, start)) else {
                 continue;
             };
             if start < base {
                 // Without room for two parts it stays one: rather too much is counted.
-                let is_split = part_end <= end || self.0.len() + 1 < MOST;
+                let is_split = part_end <= end || self.parts.len() + 1 < MOST;
                 let left_end = if is_split { base } else { part_end };
-                self.0.insert((gpu, start), (left_end, charge.clone()));
+                self.parts.insert((gpu, start), (left_end, charge.clone()));
                 if !is_split {
                     continue;
                 }
             }
             if part_end > end {
-                self.0.insert((gpu, end), (part_end, charge));
+                self.parts.insert((gpu, end), (part_end, charge));
             }
         }
     }
 
-    /// No GPU maps these addresses any longer.
-    fn free(&mut self, base: u64, length: u64) {
+    /// No GPU maps a range any longer.
+    pub fn free(&mut self, base: u64) {
+        let Some(length) = self.ranges.remove(&base) else {
+            return;
+        };
         for gpu in self.gpus() {
             self.unmap(gpu, base, length);
         }
     }
 
     fn gpus(&self) -> Vec<Uuid> {
-        let mut gpus: Vec<_> = self.0.keys().map(|(gpu, _)| *gpu).collect();
+        let mut gpus: Vec<_> = self.parts.keys().map(|(gpu, _)| *gpu).collect();
         gpus.dedup();
         gpus
     }
 
     /// A GPU does not map anything any longer.
     pub fn forget(&mut self, gpu: Uuid) {
-        self.0.retain(|(of, _), _| *of != gpu);
+        self.parts.retain(|(of, _), _| *of != gpu);
     }
 }
 
@@ -98,7 +110,7 @@ impl Session {
             .and_then(|client| client.object(handle));
         let charge = object.and_then(|object| object.charge.clone());
         drop(objects);
-        if charge.is_some() && made.file.left().external.0.len() + gpus.len() > MOST {
+        if charge.is_some() && made.file.left().external.parts.len() + gpus.len() > MOST {
             return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
         }
         let result = self.issue(made, bytes)?;
@@ -122,9 +134,17 @@ impl Session {
         Ok(result)
     }
 
-    /// A range of addresses was freed.
-    pub fn forget_external(&self, made: &Made<'_>, base: u64, length: u64) {
-        made.file.left().external.free(base, length);
+    /// Makes a range of addresses in which GPUs may map memory.
+    pub fn create_range(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let (base, length) = (long(bytes, 0), long(bytes, 8));
+        if made.file.left().external.ranges.len() >= MOST_RANGES {
+            return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
+        }
+        let result = self.issue(made, bytes)?;
+        if Self::is_done(made, result, bytes) {
+            made.file.left().external.ranges.insert(base, length);
+        }
+        Ok(result)
     }
 }
 
@@ -147,7 +167,11 @@ mod tests {
         drop(charge);
         external.unmap(ONE, 0, 1000);
         external.unmap(TWO, 110, 20);
-        let parts: Vec<_> = external.0.iter().map(|(at, part)| (at.1, part.0)).collect();
+        let parts: Vec<_> = external
+            .parts
+            .iter()
+            .map(|(at, part)| (at.1, part.0))
+            .collect();
         assert_eq!(parts, [(100, 110), (130, 150)]);
         external.unmap(TWO, 100, 10);
         external.unmap(TWO, 140, 100);
@@ -158,7 +182,10 @@ mod tests {
         drop(other);
         assert_eq!(account.used(), 10, "the other memory took its place");
         external.map(TWO, 120, 15, None);
-        external.free(135, 15);
+        external.free(135);
+        assert_eq!(account.used(), 10, "it is no range");
+        external.ranges.insert(100, 50);
+        external.free(100);
         assert_eq!(account.used(), 0);
         let charge = memory();
         external.map(ONE, u64::MAX - 1, 5, Some(&charge));

@@ -321,12 +321,12 @@ impl Session {
 
     /// Frees a range of addresses, and what was made for it.
     pub fn free_range(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
-        let (base, length) = (long(bytes, 0), long(bytes, 8));
+        let base = long(bytes, 0);
         let result = self.issue(made, bytes)?;
         if !Self::is_done(made, result, bytes) {
             return Ok(result);
         }
-        self.forget_external(made, base, length);
+        made.file.left().external.free(base);
         let mut left = made.file.left();
         let at = left.ranges.iter().position(|range| range.base == base);
         let range = at.map(|at| left.ranges.swap_remove(at));

@@ -12,6 +12,7 @@ const MEMORY_INFO: u32 = 0x2080_1303;
 const MAP_EXTERNAL: u32 = 0x21;
 const UNMAP_EXTERNAL: u32 = 0x42;
 const FREE_RANGE: u32 = 0x22;
+const CREATE_RANGE: u32 = 0x49;
 const UNREGISTER: u32 = 0x26;
 /// Where a GPU maps memory.
 const BASE: u32 = 0x4000_0000;
@@ -190,12 +191,18 @@ fn memory_that_a_gpu_maps_stays_counted() {
     let (uvm, _, end) = open(&one.socket, "/dev/nvidia-uvm");
     for (command, length) in [(UNMAP_EXTERNAL, 40), (FREE_RANGE, 24), (UNREGISTER, 20)] {
         assert_eq!(take(&one, 7), 0);
+        let range = [(0, BASE), (8, PIECE)];
+        one.call(uvm, CREATE_RANGE, &words(24, &range));
         map_by_gpu(&one, uvm, 7);
         one.free(7);
         assert_eq!(take(&one, 8), NO_MEMORY, "the driver keeps it");
+        // The length does not say what is freed.
+        one.call(uvm, FREE_RANGE, &words(24, &[(8, u32::MAX)]));
+        assert_eq!(take(&one, 8), NO_MEMORY, "another range");
         let whole = match command {
             UNREGISTER => Vec::new(),
-            _ => vec![(0, BASE), (8, PIECE)],
+            FREE_RANGE => vec![(0, BASE)],
+            _ => range.to_vec(),
         };
         one.call(uvm, command, &words(length, &whole));
         assert_eq!(take(&one, 8), 0, "{command:x}");
