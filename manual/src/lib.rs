@@ -149,6 +149,8 @@ pub fn check_alone(program: &str, line: &str) {
     assert!(is_error(said.status), "{command:?}: {said:?}");
     let text = String::from_utf8_lossy(&said.stderr);
     assert!(text.contains("Resource temporarily unavailable"), "{text}");
+    let what = ["thread", "process"];
+    assert!(what.iter().any(|what| text.contains(what)), "{text}");
     assert!(!text.contains("panicked"), "{text}");
 }
 

@@ -53,6 +53,8 @@ enum Error {
     Seccomp(#[from] seccomp::Error),
     #[error("cannot serve the API")]
     Api(#[source] io::Error),
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
     #[error("cannot prepare for signals")]
     Signals(#[source] io::Error),
     #[error(transparent)]
@@ -178,7 +180,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     let server = match listener {
         None => None,
         Some(listener) => {
-            let spawner = Spawner::new(filters.clone()).map_err(Error::Api)?;
+            let spawner = Spawner::new(filters.clone()).map_err(Error::Thread)?;
             Some(Server::start(listener, sender, &spawner).map_err(Error::Api)?)
         }
     };

@@ -60,7 +60,10 @@ impl Server {
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let mut server = Loop::new(listener, sender, stop.try_clone()?)?;
         let body = Box::new(move || server.run());
-        let thread = spawner.spawn(ThreadRole::Api, "http-server", body)?;
+        let thread = spawner.spawn(ThreadRole::Api, "http-server", body);
+        let thread = thread.map_err(|error| {
+            io::Error::new(error.kind(), format!("cannot start a thread: {error}"))
+        })?;
         Ok(Self { stop, thread })
     }
 

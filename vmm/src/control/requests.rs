@@ -9,7 +9,7 @@ use super::{
     Advance, Control, ExitReason,
     accel::ring,
     life::{Life, RunState},
-    migration::Job,
+    migration::{Job, host_error},
     storage,
 };
 use crate::{
@@ -357,7 +357,10 @@ impl Control {
         };
         Ok(Host {
             shell,
-            spawner: Arc::new(Spawner::new(self.filters.clone()).map_err(|e| failed(&e))?),
+            spawner: Arc::new(
+                Spawner::new(self.filters.clone())
+                    .map_err(|error| failed(&host_error("start a thread", &error)))?,
+            ),
             events: self.sender.clone(),
             arriving: false,
             archive: None,

@@ -27,7 +27,8 @@ use crate::device::{ActiveQueue, VirtioInterrupt};
 /// looks at other events, such as the one that stops it.
 const ROUNDS: u32 = 8;
 
-/// Maximum number of bytes of a device that its engines process at a time. Together with the steps
+/// Maximum number of bytes of a device that its engines process at a time, divided among its queues: a guest that uses
+/// several does not multiply it, except by ranges on more than 32 queues ([`LEAST_RANGE`]). Together with the steps
 /// below, it bounds how long a guest can make whoever pauses or ends the VM wait for its disk: a
 /// chain of descriptors can name 4 GiB, by naming the same memory repeatedly.
 const MOST_BYTES: u64 = 64 << 20;
