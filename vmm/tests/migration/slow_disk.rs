@@ -1,6 +1,7 @@
 //! Snapshots to a disk that does not answer: fanotify holds back whoever opens a file in the directory.
 
 use std::{
+    ffi::CString,
     fs::{self, File},
     io::{self, Read, Write},
     os::{
@@ -39,7 +40,7 @@ impl Held {
         }
         // SAFETY: created just now, so it has no other owner.
         let group = unsafe { OwnedFd::from_raw_fd(group) };
-        let path = std::ffi::CString::new(directory.as_os_str().as_bytes()).unwrap();
+        let path = CString::new(directory.as_os_str().as_bytes()).unwrap();
         let events = does | libc::FAN_EVENT_ON_CHILD;
         // SAFETY: the path is a string that outlives the call.
         let marked = unsafe {
@@ -251,5 +252,62 @@ fn a_snapshot_that_is_too_large_for_a_file_is_an_error() {
     let saved = vmm.ctl(&["snapshot", directory.to_str().unwrap()]);
     assert!(said(&saved).contains("File too large"), "{}", said(&saved));
     assert_eq!(state(&directory), before);
+    assert!(vmm.ctl(&["resume"]).status.success());
+}
+
+/// A file system of 8 MiB.
+struct Small(CString);
+
+impl Small {
+    fn mount(at: &Path) -> Option<Self> {
+        fs::create_dir(at).unwrap();
+        let path = CString::new(at.as_os_str().as_bytes()).unwrap();
+        let (kind, options) = (c"tmpfs".as_ptr(), c"size=8m".as_ptr());
+        // SAFETY: the strings outlive the call.
+        match unsafe { libc::mount(kind, path.as_ptr(), kind, 0, options.cast()) } {
+            0 => Some(Self(path)),
+            _ => {
+                let error = io::Error::last_os_error();
+                eprintln!("not tested: nothing can be mounted here: {error}");
+                None
+            }
+        }
+    }
+}
+
+impl Drop for Small {
+    fn drop(&mut self) {
+        // SAFETY: the string outlives the call.
+        unsafe { libc::umount2(self.0.as_ptr(), libc::MNT_DETACH) };
+    }
+}
+
+#[test]
+fn what_finds_no_room_on_its_disk_leaves_the_old_snapshot_whole() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("small");
+    let Some(_small) = Small::mount(&at) else {
+        return;
+    };
+    let vmm = Vmm::counting(dir.path(), "size=64M", &[]);
+    assert!(vmm.ctl(&["pause"]).status.success());
+    let [directory, core, full] = ["snapshot", "core", "full"].map(|name| at.join(name));
+    let snapshot = ["snapshot", directory.to_str().unwrap()];
+    let saved = vmm.ctl(&snapshot);
+    assert!(saved.status.success(), "{}{}", said(&saved), vmm.said());
+    let before = state(&directory);
+    let mut full = File::create(full).unwrap();
+    assert!(io::copy(&mut io::repeat(7), &mut full).is_err());
+    for request in [snapshot, ["coredump", core.to_str().unwrap()]] {
+        let refused = vmm.ctl(&request);
+        let why = said(&refused);
+        assert!(why.contains("No space left on device"), "{why}");
+    }
+    assert_eq!(state(&directory), before);
+    let left = |path: &Path| fs::read_dir(path).unwrap().count();
+    assert_eq!((left(&directory), left(&at)), (3, 2));
     assert!(vmm.ctl(&["resume"]).status.success());
 }
