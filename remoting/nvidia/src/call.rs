@@ -151,6 +151,8 @@ impl Session {
             (Kind::Frontend, 206) => self.add_event(made, bytes),
             (Kind::Uvm, 0x19) => self.register_space(made, bytes),
             (Kind::Uvm, 0x1a | 0x26) => self.unregister(made, bytes),
+            (Kind::Uvm, 0x1b) => self.register_channel(made, bytes),
+            (Kind::Uvm, 0x1c) => self.unregister_channel(made, bytes),
             (Kind::Uvm, 0x1f | 0x2a..=0x2f | 0x33) => self.advise(made, bytes),
             (Kind::Uvm, 0x21) => self.map_external(made, bytes),
             (Kind::Uvm, 0x22) => self.free_range(made, bytes),
@@ -541,7 +543,7 @@ fn changes_memory(call: &Call) -> bool {
         (Kind::Frontend, 0x2b) => call.inner != Some(SYSTEM),
         (Kind::Frontend, 0x2a) => matches!(call.inner, Some(EXPORT | IMPORT)),
         (Kind::Frontend, number) => matches!(number, 0x29 | 0x34 | 0x4e),
-        (Kind::Uvm, number) => matches!(number, 0x1a | 0x21 | 0x22 | 0x26 | 0x42 | 0x49),
+        (Kind::Uvm, number) => matches!(number, 0x1a..=0x1c | 0x21 | 0x22 | 0x26 | 0x42 | 0x49),
     }
 }
 

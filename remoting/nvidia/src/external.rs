@@ -1,7 +1,7 @@
 //! Video memory that GPUs map by a file of unified memory: the driver keeps it as long as it is mapped, even if its object
-//! is freed.
+//! is freed. So it keeps the buffers of channels that are registered with the file.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 
 use base::Unpoisoned;
 use nvidia_abi::status;
@@ -34,6 +34,10 @@ pub struct External {
     /// Ranges of addresses, which parts lie in: the length by the start. Who frees one names its start: the driver need not
     /// look at a length.
     ranges: BTreeMap<u64, u64>,
+    /// Buffers of registered channels, by GPU, client and handle. A channel that was freed may have had the same handle.
+    channels: HashMap<(Uuid, [u32; 2]), Vec<Charge>>,
+    /// How many registrations these are.
+    registrations: usize,
 }
 
 impl External {
@@ -92,6 +96,8 @@ impl External {
     /// A GPU does not map anything any longer.
     pub fn forget(&mut self, gpu: Uuid) {
         self.parts.retain(|(of, _), _| *of != gpu);
+        self.channels.retain(|(of, _), _| *of != gpu);
+        self.registrations = self.channels.values().map(Vec::len).sum();
     }
 }
 
@@ -130,6 +136,49 @@ impl Session {
         let result = self.issue(made, bytes)?;
         if Self::is_done(made, result, bytes) {
             made.file.left().external.unmap(gpu, base, length);
+        }
+        Ok(result)
+    }
+
+    /// Registers a channel: its buffers, and those of its group, stay.
+    pub fn register_channel(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let gpu = bytes.first_chunk().copied().unwrap_or_default();
+        let [client, channel] = [20, 24].map(|at| word(bytes, at));
+        let mut objects = self.worker().objects.lock_unpoisoned();
+        let kept = objects.client(client).and_then(|client| {
+            let channel = client.object(channel)?;
+            let (parent, charge) = (channel.parent, channel.charge.clone());
+            let group = client.object(parent).and_then(|group| group.charge.clone());
+            Some(charge.into_iter().chain(group).collect::<Vec<_>>())
+        });
+        drop(objects);
+        if made.file.left().external.registrations >= MOST {
+            return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
+        }
+        let result = self.issue(made, bytes)?;
+        if Self::is_done(made, result, bytes) {
+            let mut left = made.file.left();
+            let external = &mut left.external;
+            let known = external
+                .channels
+                .entry((gpu, [client, channel]))
+                .or_default();
+            let before = known.len();
+            known.extend(kept.into_iter().flatten());
+            external.registrations += known.len() - before;
+        }
+        Ok(result)
+    }
+
+    /// Unregisters a channel.
+    pub fn unregister_channel(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
+        let gpu = bytes.first_chunk().copied().unwrap_or_default();
+        let channel = [16, 20].map(|at| word(bytes, at));
+        let result = self.issue(made, bytes)?;
+        if Self::is_done(made, result, bytes) {
+            let mut left = made.file.left();
+            let gone = left.external.channels.remove(&(gpu, channel));
+            left.external.registrations -= gone.map_or(0, |gone| gone.len());
         }
         Ok(result)
     }

@@ -13,6 +13,8 @@ const MAP_EXTERNAL: u32 = 0x21;
 const UNMAP_EXTERNAL: u32 = 0x42;
 const FREE_RANGE: u32 = 0x22;
 const CREATE_RANGE: u32 = 0x49;
+const REGISTER_CHANNEL: u32 = 0x1b;
+const UNREGISTER_CHANNEL: u32 = 0x1c;
 const UNREGISTER: u32 = 0x26;
 /// Where a GPU maps memory.
 const BASE: u32 = 0x4000_0000;
@@ -213,6 +215,35 @@ fn memory_that_a_gpu_maps_stays_counted() {
     one.free(7);
     drop(end);
     take_soon(&one, 8);
+}
+
+#[test]
+fn buffers_of_registered_channels_stay_counted() {
+    const GROUP: u32 = 50;
+    const CHANNEL: u32 = 60;
+    // A group and a channel, but not two groups.
+    let served = serve_with(Some(3 << 20));
+    let one = Owner::new(&served);
+    let (uvm, _, _end) = open(&one.socket, "/dev/nvidia-uvm");
+    let make = || {
+        assert_eq!(one.allocate(GPU, GROUP, 0xa06c, 20), 0);
+        assert_eq!(one.allocate(GROUP, CHANNEL, 0xc86f, 368), 0);
+        let block = [(16, one.control), (20, one.client), (24, CHANNEL)];
+        let registered = one.call(uvm, REGISTER_CHANNEL, &words(56, &block));
+        assert_eq!(word(&registered, 48), 0);
+    };
+    make();
+    one.call(
+        uvm,
+        UNREGISTER_CHANNEL,
+        &words(28, &[(16, one.client), (20, CHANNEL)]),
+    );
+    one.free(GROUP);
+    make();
+    one.free(GROUP);
+    assert_eq!(one.allocate(GPU, GROUP, 0xa06c, 20), NO_MEMORY);
+    one.call(uvm, UNREGISTER, &words(20, &[]));
+    make();
 }
 
 #[test]
