@@ -170,6 +170,7 @@ fn hold_signals() {
 }
 
 fn main() -> ExitCode {
+    base::limits::file_size_is_an_error();
     let arguments = Arguments::parse();
     if !matches!(arguments.operation, Operation::Manual(_)) {
         hold_signals();

@@ -474,3 +474,10 @@ fn output_that_nobody_reads_is_no_error() {
         &["--help", "--version", "man", "completions bash"],
     );
 }
+
+#[test]
+fn a_file_that_is_too_large_is_an_error() {
+    let program = env!("CARGO_BIN_EXE_gantry-checkpoint");
+    // No process has this number.
+    manual::check_scarce(program, "suspend 4194305", None);
+}
