@@ -14,8 +14,9 @@ const FIRST: Duration = Duration::from_millis(1);
 const LONGEST: Duration = Duration::from_millis(64);
 /// For how long an access is repeated.
 const LIMIT: Duration = Duration::from_secs(2);
-/// A fault so long after the last one has another cause.
-const APART: Duration = Duration::from_secs(1);
+/// A fault so long after the last one is another's: the vCPU has gone on meanwhile. More than the
+/// longest pause, and than a busy host adds to it.
+const APART: Duration = Duration::from_millis(300);
 
 /// A vCPU's faults that follow each other.
 #[derive(Default)]
@@ -139,6 +140,16 @@ mod tests {
         for _ in 0..100 {
             assert_eq!(faults.pause_at(now, 0, None).unwrap(), FIRST);
             now += APART;
+        }
+    }
+
+    #[test]
+    fn faults_between_which_the_guest_goes_on_do_not_add_up() {
+        let mut faults = MemoryFaults::default();
+        let mut now = Instant::now();
+        for _ in 0..100 {
+            assert_eq!(faults.pause_at(now, 0, Some(0x5000)).unwrap(), FIRST);
+            now += Duration::from_millis(500);
         }
     }
 
