@@ -43,13 +43,21 @@ fn with_program(test: &str) -> Option<StandIn> {
         .env("LD_PRELOAD", &library)
         .env("GANTRY_NVIDIA_SOCKET", &socket)
         .stdin(Stdio::piped())
+        // Its lines must not get among those of this process, which are read by line.
+        .stdout(Stdio::piped())
         .spawn()
         .expect("it is executable");
     // The program's end of input says that the test's process is gone.
     let mut input = program.stdin.take().expect("it is a pipe");
-    input.write_all(b"\n").expect("the program reads");
-    let status = program.wait().expect("it is a child");
-    assert!(status.success(), "{status}");
+    // A program that reads nothing may have ended.
+    let _ = input.write_all(b"\n");
+    let output = program.wait_with_output().expect("it is a child");
+    let said = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        output.status.success() && said.contains("1 passed"),
+        "{}: {said}",
+        output.status
+    );
     Some(device)
 }
 
