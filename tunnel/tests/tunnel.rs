@@ -325,7 +325,7 @@ fn a_log_that_may_not_grow_does_not_end_the_program_by_a_signal() {
 }
 
 #[test]
-fn whoever_finds_no_thread_is_turned_away_and_the_tunnel_goes_on() {
+fn a_client_without_a_thread_is_refused_and_the_tunnel_goes_on() {
     let dir = tempfile::tempdir().unwrap();
     fs::set_permissions(dir.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let socket = dir.path().join("socket");

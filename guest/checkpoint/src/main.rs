@@ -5,12 +5,14 @@
 //! saved or moved. Programs may use a device directly, one that is passed through, or a native context.
 //!
 //! - `operation`: the order of the steps, and what is undone when one fails.
-//! - `driver`: the driver library and NVML. `process`: what /proc shows. `memory`: whether there is enough.
+//! - `driver`: the driver library. `inventory`: what NVML knows of devices and processes.
+//! - `process`: what /proc shows. `memory`: whether there is enough.
 //! - `journal`: what was suspended.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod driver;
+mod inventory;
 mod journal;
 mod memory;
 mod operation;

@@ -115,7 +115,7 @@ fn groups(process: &Process) -> impl Iterator<Item = (PathBuf, u64)> {
             let text = fs::read_to_string(group.join(file)).ok()?;
             text.trim().parse::<u64>().ok()
         };
-        // "max" is no number.
+        // "max" (no limit) does not parse.
         let room = number("memory.max")?.saturating_sub(number("memory.current")?);
         Some((group, room))
     })

@@ -10,7 +10,8 @@ use std::{
 use base::note;
 
 use crate::{
-    driver::{Code, Driver, DriverError, Inventory, NvmlError, State, UNKNOWN, Uuid, uuid},
+    driver::{Code, Driver, DriverError, State, Uuid, uuid},
+    inventory::{Gpu, Inventory, NvmlError, UNKNOWN},
     journal::{Entry, Had, Journal, JournalError},
     memory::{self, Need, Size},
     process::{self, Process},
@@ -514,7 +515,7 @@ impl Work<'_> {
         let known = self.journal.entry(process).map_err(failed)?;
         let known = known.and_then(|entry| entry.limit);
         let now = memory::limit_of(process).map_err(in_the_way)?;
-        let bytes = |gpu: &crate::driver::Gpu| {
+        let bytes = |gpu: &Gpu| {
             let entries = gpu
                 .processes
                 .iter()
@@ -703,7 +704,6 @@ fn not_unlocked(code: Code) -> Unresumed {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::driver::Gpu;
 
     const A: &str = "GPU-00000000-0000-0000-0000-00000000000a";
     const B: &str = "GPU-00000000-0000-0000-0000-00000000000b";

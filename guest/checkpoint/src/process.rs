@@ -17,7 +17,7 @@ pub struct Process {
     pub number: u32,
     /// Its name.
     pub name: String,
-    /// When it started, in clock ticks since boot: with the number, it is no other process.
+    /// When it started, in clock ticks since boot. Together with the number it identifies the process.
     pub start: u64,
 }
 
@@ -35,7 +35,7 @@ impl Process {
     /// A running process.
     ///
     /// # Errors
-    /// There is none of this number.
+    /// No process has this number.
     pub fn find(number: u32) -> io::Result<Self> {
         let stat = fs::read_to_string(folder(number).join("stat"))?;
         let (name, start) = of_stat(&stat).ok_or(io::ErrorKind::InvalidData)?;

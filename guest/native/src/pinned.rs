@@ -225,7 +225,7 @@ fn is_memory(file: &OwnedFd) -> bool {
     result == 0 && found.f_type == libc::TMPFS_MAGIC
 }
 
-/// Opens the file of a mapping: by its path, or another time where the program has it open, under whatever name.
+/// Opens the file of a mapping: by its path, or by duplicating a descriptor of the program.
 fn open(found: &Found) -> io::Result<OwnedFd> {
     let mut options = fs::OpenOptions::new();
     let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | libc::O_NOFOLLOW;

@@ -232,7 +232,7 @@ mod tests {
         assert_eq!(account.used(), 10, "the other memory took its place");
         external.map(TWO, 120, 15, None);
         external.free(135);
-        assert_eq!(account.used(), 10, "it is no range");
+        assert_eq!(account.used(), 10, "the address is not that of a range");
         external.ranges.insert(100, 50);
         external.free(100);
         assert_eq!(account.used(), 0);

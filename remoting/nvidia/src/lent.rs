@@ -14,8 +14,7 @@ const TMPFS: u64 = 0x0102_1994;
 /// time.
 ///
 /// # Errors
-/// The file is none of shared memory, whose pages the kernel finds by itself; it is shorter; or the program may not write
-/// to it.
+/// The file is not on tmpfs, it is shorter, or it is not open for writing.
 pub fn map(file: &OwnedFd, offset: u64, length: u64) -> io::Result<Mapping> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
     let size = fstat(file)?;

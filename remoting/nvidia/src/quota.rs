@@ -27,7 +27,8 @@ const SIZE_AT: usize = 64;
 /// What a GPU's memory has: pairs of an index and a value.
 pub const MEMORY_INFO: u32 = 0x2080_1303;
 const MOST_PAIRS: usize = 128;
-/// Indices of sizes, in KiB: of memory, of all memory, of the heap, of usable memory; of free memory.
+/// Indices of sizes in KiB (NV2080_CTRL_FB_INFO_INDEX in the vendor's ctrl2080fb.h; those that libcuda and NVML ask for): of
+/// memory, of all memory, of the heap, of usable memory; of free memory.
 const TOTALS: [u32; 4] = [7, 8, 9, 0x20];
 const FREE: u32 = 0x16;
 /// The most that an object keeps of other objects' video memory, by way of others, too. Programs name an object in another

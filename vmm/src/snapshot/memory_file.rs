@@ -493,7 +493,7 @@ mod tests {
         };
         let mapping = Mapping::new(64 << 20, &backing, 0).unwrap();
         if mapping.file_system() != FileSystem::Tmpfs {
-            return eprintln!("not tested: /dev/shm is no tmpfs");
+            return eprintln!("not tested: /dev/shm is not on tmpfs");
         }
         let allocated = || file.metadata().unwrap().blocks() * 512;
         let before = allocated();

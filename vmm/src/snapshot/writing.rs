@@ -52,7 +52,7 @@ impl Seals {
 pub struct Seal(());
 
 impl Seal {
-    /// From now on there is none. Returns false while there is one: the process must not end by itself then.
+    /// Lets no further seal begin. Returns false while one is held: the process must not end then.
     pub fn close() -> bool {
         SEALS.close()
     }

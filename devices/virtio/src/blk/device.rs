@@ -113,7 +113,7 @@ impl Handle {
 
     /// Flushes all completed writes to stable storage. Blocks.
     pub fn flush(&self) -> io::Result<()> {
-        // Whoever else needs the disk does not wait for that.
+        // Without the device's lock: other threads need it meanwhile.
         let flush = self.shared.with_disk(|disk| disk.flush());
         flush()
     }
