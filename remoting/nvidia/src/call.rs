@@ -216,8 +216,11 @@ impl Session {
         let charge = self.charge(made, bytes, class)?;
         let result = self.issue(made, bytes)?;
         if Self::is_done(made, result, bytes) {
-            if let Some(charge) = &charge {
-                charge.raise_to(quota::bytes_of(class, made.call, bytes));
+            if let Some(charge) = &charge
+                && !charge.raise_to(quota::bytes_of(class, made.call, bytes))
+            {
+                self.free_object(client, parent, word(bytes, 8))?;
+                return Err(Denied::Status(status::NO_MEMORY));
             }
             if class == ADDRESS_SPACE {
                 self.slice().touch_ahead();

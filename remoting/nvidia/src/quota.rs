@@ -120,12 +120,14 @@ impl Account {
 }
 
 impl Charge {
-    /// The driver has given more than was asked for, which cannot be refused any longer.
-    pub fn raise_to(&self, bytes: u64) {
+    /// The driver has given more than was asked for. Answers whether the limit allows it.
+    pub fn raise_to(&self, bytes: u64) -> bool {
         let counted = &self.counted;
         let before = counted.bytes.fetch_max(bytes, Ordering::Relaxed);
         let more = bytes.saturating_sub(before);
-        counted.account.used.fetch_add(more, Ordering::Relaxed);
+        let used = counted.account.used.fetch_add(more, Ordering::Relaxed);
+        let limit = counted.account.limit.unwrap_or(u64::MAX);
+        more == 0 || used.saturating_add(more) <= limit
     }
 }
 
@@ -155,8 +157,8 @@ mod tests {
             .expect("there is room");
         drop(first);
         assert_eq!(account.used(), 100);
-        second.raise_to(50);
-        second.raise_to(45);
+        assert!(!second.raise_to(50));
+        assert!(second.raise_to(45), "it is no more");
         assert_eq!(account.used(), 110);
         assert!(account.charge(1, Vec::new()).is_none());
         drop(account.charge(0, Vec::new()).expect("it takes nothing"));

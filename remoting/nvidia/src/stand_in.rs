@@ -27,6 +27,8 @@ pub struct State {
     pub share_types: Vec<u16>,
     /// Ranges of unified memory: commands and their first words.
     pub ranges: Vec<(u32, u64)>,
+    /// The size that all video memory gets, if it is larger than what is asked for.
+    pub least_size: u64,
     /// The doorbell's file.
     pub doorbell: Option<File>,
 }
@@ -169,6 +171,11 @@ impl Device for StandIn {
                 0x2b => {
                     let class = word(block, 12);
                     assert!(class != 0x3e, "system memory is descriptor memory");
+                    let parameters = long(block, 16) as *mut u8;
+                    if class == 0x40 && !parameters.is_null() {
+                        let size = long(parameters, 64).max(state.least_size);
+                        put_long(parameters, 64, size);
+                    }
                     if class == 0x41 {
                         state.next += 1;
                         let client = 0xc1d0_0000 + state.next;

@@ -126,6 +126,19 @@ fn memory_that_the_driver_refuses_is_not_counted() {
 }
 
 #[test]
+fn memory_that_the_driver_makes_larger_than_the_limit_is_freed() {
+    let (served, one, _two) = programs();
+    served.device.0.lock().expect("it is whole").least_size = LIMIT + 1;
+    assert_eq!(take(&one, 7), NO_MEMORY);
+    let mut state = served.device.0.lock().expect("it is whole");
+    assert!(!state.objects.contains_key(&(one.client, 7)));
+    state.least_size = LIMIT;
+    drop(state);
+    assert_eq!(take(&one, 7), 0);
+    assert_eq!(take(&one, 8), NO_MEMORY);
+}
+
+#[test]
 fn a_duplicate_keeps_memory_counted() {
     let (_served, one, two) = programs();
     assert_eq!(take(&one, 7), 0);
