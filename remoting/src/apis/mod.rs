@@ -2,6 +2,7 @@
 //! from.
 
 pub mod cuda;
+pub mod nvidia;
 pub mod opencl;
 mod schema;
 
@@ -10,7 +11,7 @@ use crate::wire::{
     hello::{self, Hello},
 };
 
-/// All APIs that this build speaks.
+/// The APIs that this build's pools speak.
 pub const ALL: [Spoken; 2] = [spoken(ApiId::OpenCl), spoken(ApiId::Cuda)];
 
 /// An API as this build speaks it.
@@ -18,6 +19,7 @@ pub const fn spoken(api: ApiId) -> Spoken {
     match api {
         ApiId::OpenCl => Spoken::of::<opencl::OpenCl>(),
         ApiId::Cuda => Spoken::of::<cuda::Cuda>(),
+        ApiId::Nvidia => nvidia::SPOKEN,
     }
 }
 

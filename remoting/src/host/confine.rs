@@ -559,7 +559,7 @@ fn rules(confinement: Confinement) -> Result<RulesetCreated, RulesetError> {
     let readable = readable.chain(named.iter().chain(more).map(PathBuf::as_path));
     let threads = match confinement.api {
         ApiId::Cuda => cuda::threads().ok(),
-        ApiId::OpenCl => None,
+        ApiId::OpenCl | ApiId::Nvidia => None,
     };
     Ruleset::default()
         .handle_access(AccessFs::from_all(RIGHTS))?

@@ -103,9 +103,9 @@ pub struct Options {
 
 /// The API of this name.
 fn named_api(name: &str) -> Result<ApiId, String> {
-    let found = ApiId::ALL.into_iter().find(|api| api.name() == name);
+    let found = ApiId::REMOTED.into_iter().find(|api| api.name() == name);
     found.ok_or_else(|| {
-        let all = ApiId::ALL.map(ApiId::name).join(" or ");
+        let all = ApiId::REMOTED.map(ApiId::name).join(" or ");
         format!("name {all}")
     })
 }
@@ -155,7 +155,7 @@ impl Options {
     pub(super) fn library(&self, api: ApiId) -> &str {
         let usual = match api {
             ApiId::OpenCl => "libOpenCL.so.1",
-            ApiId::Cuda => "libcuda.so.1",
+            ApiId::Cuda | ApiId::Nvidia => "libcuda.so.1",
         };
         self.named_library(api).unwrap_or(usual)
     }

@@ -141,6 +141,7 @@ pub fn tried(options: &Options, out: &mut impl Write) -> Result<bool, process::E
     worker.send_no_files()?;
     let _ = writeln!(out, "  confinement: done");
     match options.apis[0] {
+        ApiId::Nvidia => Err(process::Error::Native),
         ApiId::OpenCl => {
             worker.api()?;
             let _ = writeln!(out, "  driver: open");

@@ -113,6 +113,9 @@ pub enum Error {
     /// Another worker's application, which stays there.
     #[error("another worker's application was refused: {0}")]
     Elsewhere(&'static str),
+    /// An API that no pool serves.
+    #[error("native contexts are served by gantry-nvidia")]
+    Native,
     /// Serving ended.
     #[error(transparent)]
     Serving(#[from] server::Error),
@@ -254,6 +257,7 @@ impl<'a> Worker<'a> {
         match api {
             ApiId::OpenCl => self.api().map(drop),
             ApiId::Cuda => self.cuda().map(drop),
+            ApiId::Nvidia => Err(Error::Native),
         }
     }
 
@@ -262,7 +266,7 @@ impl<'a> Worker<'a> {
     fn prepare_window(&mut self, api: ApiId) -> Result<(), Error> {
         match api {
             ApiId::OpenCl => Ok(()),
-            ApiId::Cuda => self.open(api),
+            ApiId::Cuda | ApiId::Nvidia => self.open(api),
         }
     }
 
@@ -367,6 +371,7 @@ fn serve(mut worker: Worker<'_>, connection: &UnixStream) -> Result<(), Error> {
     let listener = connection.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     match ours.api {
+        ApiId::Nvidia => Err(Error::Native),
         ApiId::OpenCl => serve_window(worker.api()?, window, nudge, None, options),
         ApiId::Cuda => serve_cuda(
             worker.cuda()?,
@@ -446,6 +451,7 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     // Messages that nobody waits for are carried over like all others.
     let nudge = Nudge(Box::new(|| {}));
     match api {
+        ApiId::Nvidia => Err(Error::Native),
         ApiId::OpenCl => {
             stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
             let stays = Some(standby::STREAMS);
@@ -556,6 +562,7 @@ fn serve_slice(
         // The slice is still another worker's: nothing is written there.
         let why = match attachment.api {
             _ if differs => "this pool is of another build, or serves another API",
+            ApiId::Nvidia => "native contexts are served by gantry-nvidia",
             ApiId::Cuda => standby::CUDA,
             ApiId::OpenCl => {
                 return standby::take_up_slice(worker, stream, user, &attachment, files);

@@ -16,17 +16,22 @@ pub enum ApiId {
     OpenCl,
     /// CUDA's driver API.
     Cuda,
+    /// NVIDIA's kernel interface, for native contexts.
+    Nvidia,
 }
 
 impl ApiId {
     /// All APIs.
-    pub const ALL: [Self; 2] = [Self::OpenCl, Self::Cuda];
+    pub const ALL: [Self; 3] = [Self::OpenCl, Self::Cuda, Self::Nvidia];
+    /// The APIs whose calls are carried out by the workers of a pool (`gantry-accel`).
+    pub const REMOTED: [Self; 2] = [Self::OpenCl, Self::Cuda];
 
     /// The API's number in hellos, attachments and registers; never zero.
     pub const fn number(self) -> u32 {
         match self {
             Self::OpenCl => 1,
             Self::Cuda => 2,
+            Self::Nvidia => 3,
         }
     }
 
@@ -40,6 +45,7 @@ impl ApiId {
         match self {
             Self::OpenCl => "opencl",
             Self::Cuda => "cuda",
+            Self::Nvidia => "nvidia",
         }
     }
 }

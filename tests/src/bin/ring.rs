@@ -34,7 +34,9 @@ fn told(mut words: impl Iterator<Item = OsString>) -> Result<Told> {
             "--check" => told.only_check = true,
             "--api" => {
                 let wanted = value()?;
-                let api = ApiId::ALL.into_iter().find(|api| *api.name() == *wanted);
+                let api = ApiId::REMOTED
+                    .into_iter()
+                    .find(|api| *api.name() == *wanted);
                 told.options.api =
                     api.with_context(|| format!("{} is no API: opencl or cuda", wanted.display()))?;
             }

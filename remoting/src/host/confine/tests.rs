@@ -294,7 +294,7 @@ fn a_worker_that_serves_puts_no_descriptors_in_flight() {
     use crate::link::socket;
     use std::os::{fd::AsFd, unix::net::UnixStream};
     let (here, there) = UnixStream::pair().unwrap();
-    for api in ApiId::ALL {
+    for api in ApiId::REMOTED {
         let (waits, serves) = (filters(api).unwrap(), no_files().unwrap());
         let sends = |serving: bool, files: &[_]| {
             let apply = || {
@@ -330,7 +330,7 @@ fn a_worker_that_serves_puts_no_descriptors_in_flight() {
 #[test]
 fn huge_pages_are_left_to_virtual_machines() {
     let (anonymous, huge) = (libc::MAP_PRIVATE | libc::MAP_ANONYMOUS, libc::MAP_HUGETLB);
-    for api in ApiId::ALL {
+    for api in ApiId::REMOTED {
         let map = |flags: i32| {
             let access = libc::PROT_READ | libc::PROT_WRITE;
             // SAFETY: a fresh mapping at an address of the kernel's choice.
@@ -360,7 +360,7 @@ fn huge_pages_are_left_to_virtual_machines() {
 
 #[test]
 fn a_worker_does_not_outlive_its_pool() {
-    for api in ApiId::ALL {
+    for api in ApiId::REMOTED {
         let control = |option: i32| {
             // SAFETY: numbers only.
             under_filters_for(api, || unsafe {
@@ -406,7 +406,7 @@ fn nothing_is_typed_or_pasted_into_a_terminal() {
 
 #[test]
 fn sockets_for_datagrams_are_refused_as_they_reach_others_unconnected() {
-    for api in ApiId::ALL {
+    for api in ApiId::REMOTED {
         // SAFETY: plain calls, and two numbers where they are written.
         let pair = |kind: i32| unsafe {
             let mut pair = [0; 2];
