@@ -249,17 +249,15 @@ fn map_device(
         length as u64,
     )?;
     let from = reply.answer.a;
-    let (file, place) = match from {
-        SLICE | MANAGED => (connection.slice.as_raw_fd(), reply.answer.b.cast_signed()),
-        _ => (
-            reply
-                .file
-                .as_ref()
-                .ok_or(io::ErrorKind::InvalidData)?
-                .as_raw_fd(),
-            offset,
-        ),
+    let file = match from {
+        SLICE | MANAGED => connection.slice.as_raw_fd(),
+        _ => reply
+            .file
+            .as_ref()
+            .ok_or(io::ErrorKind::InvalidData)?
+            .as_raw_fd(),
     };
+    let place = reply.answer.b.cast_signed();
     // SAFETY: the mapping that the program asked for, of another file.
     let mapped = unsafe { memory::map(at, length, protection, flags, file, place) };
     let mut result = if mapped == libc::MAP_FAILED {

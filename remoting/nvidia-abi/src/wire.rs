@@ -6,7 +6,7 @@
 use crate::walk::Kind;
 
 /// The version of these messages. Both sides compare it in [`Operation::Hello`].
-pub const VERSION: u32 = 3;
+pub const VERSION: u32 = 4;
 /// Bytes of a header.
 pub const HEADER: usize = 32;
 /// The most bytes that follow a header: more than the longest call carries.
@@ -41,8 +41,8 @@ pub enum Operation {
     /// the segments. Descriptor memory lies in the slice, or in the file of shared memory whose descriptor comes along;
     /// its block has the offset there instead of the address.
     Call,
-    /// Where to map `file` from. `a`: the offset; `b`: the length. Answer: `a` is [`SLICE`] or [`MANAGED`], at offset
-    /// `b`, or [`DEVICE`], at the same offset.
+    /// Where to map `file` from. `a`: the offset; `b`: the length. Answer: `a` is [`SLICE`], [`MANAGED`] or [`DEVICE`],
+    /// and `b` the offset there.
     Map,
     /// Takes `a` bytes of the slice. Answer: `a` is their offset.
     Pages,

@@ -320,7 +320,7 @@ impl Session {
             View::Slice(..) => Err(libc::EACCES),
             View::Device(_) => Ok(Reply {
                 file: Some(Along::Device(file.clone())),
-                ..words(DEVICE, 0)
+                ..words(DEVICE, offset)
             }),
         }
     }
