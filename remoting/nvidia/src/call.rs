@@ -30,8 +30,10 @@ const ADDRESS_SPACE: u32 = 0x90f1;
 pub const VIDEO: u32 = 0x40;
 /// Descriptor memory.
 pub const DESCRIPTOR: u32 = 0x71;
-/// Doorbells of each generation, and the page of data that the driver shares with all programs.
-const DEVICE_PAGES: [u32; 5] = [0xc361, 0xc461, 0xc561, 0xc661, 0xde];
+/// The page of data that the driver shares with all programs. They read it.
+const SHARED_DATA: u32 = 0xde;
+/// Doorbells of each generation, and that page.
+const DEVICE_PAGES: [u32; 5] = [0xc361, 0xc461, 0xc561, 0xc661, SHARED_DATA];
 /// Flags of descriptor memory: the program's own pages, in no order, cached, not mapped by the driver; for 8 MiB and
 /// more, with a further one.
 pub const DESCRIPTOR_FLAGS: [u32; 2] = [0x4000_1010, 0x4004_1010];
@@ -309,6 +311,11 @@ impl Session {
 
     fn free(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let (client, handle) = (word(bytes, 0), word(bytes, 8));
+        let showing = {
+            let objects = self.worker().objects.lock_unpoisoned();
+            objects.showing(client, handle)
+        };
+        self.worker().hide(showing);
         let result = self.issue(made, bytes)?;
         if Self::is_done(made, result, bytes) {
             let gone = self
@@ -437,7 +444,12 @@ impl Session {
             if !Self::is_done(made, result, bytes) {
                 return Ok(result);
             }
-            (View::Device(length), Some(long(bytes, 32)))
+            let is_writable = class != SHARED_DATA;
+            let view = View::Device {
+                length,
+                is_writable,
+            };
+            (view, Some(long(bytes, 32)))
         } else {
             return Err(Denied::Status(status::NOT_SUPPORTED));
         };
@@ -448,10 +460,15 @@ impl Session {
                 Mapped {
                     object: handle,
                     address,
+                    file: target.number,
                 },
             );
         }
-        target.left().view = Some(view);
+        let mut left = target.left();
+        left.view = Some(view);
+        let earlier = left.place.take();
+        drop(left);
+        drop(earlier);
         put(bytes, 32, number.to_le_bytes());
         Ok(0)
     }
@@ -470,6 +487,7 @@ impl Session {
         let Some(address) = mapped.address else {
             return Err(Denied::Status(status::OK));
         };
+        self.worker().hide([mapped.file]);
         put(bytes, 16, address.to_le_bytes());
         let result = self.issue(made, bytes);
         put(bytes, 16, number.to_le_bytes());
@@ -545,7 +563,7 @@ fn changes_memory(call: &Call) -> bool {
         // Pinning takes as long as there are pages, and no video memory.
         (Kind::Frontend, 0x2b) => call.inner != Some(SYSTEM),
         (Kind::Frontend, 0x2a) => matches!(call.inner, Some(EXPORT | IMPORT)),
-        (Kind::Frontend, number) => matches!(number, 0x29 | 0x34 | 0x4e),
+        (Kind::Frontend, number) => matches!(number, 0x29 | 0x34 | 0x4e | 0x4f),
         (Kind::Uvm, number) => matches!(number, 0x1a..=0x1c | 0x21 | 0x22 | 0x26 | 0x42 | 0x49),
     }
 }

@@ -1,6 +1,6 @@
 //! Hang-ups and events of files: one thread waits for both.
 
-use std::{io, os::fd::OwnedFd, sync::Arc};
+use std::{io, os::fd::OwnedFd};
 
 use base::{Unpoisoned, note};
 use rustix::{
@@ -23,16 +23,17 @@ impl Events {
         Ok(Self(epoll::create(CreateFlags::CLOEXEC)?))
     }
 
-    /// Waits for the last copy of the program's end.
+    /// Waits for the last copy of the program's end, if the agent of a guest does not.
     pub fn watch_end(&self, file: &OpenFile) -> io::Result<()> {
+        let Some(end) = file.end() else { return Ok(()) };
         let data = EventData::new_u64(file.number.into());
         // A hang-up is always reported.
-        Ok(epoll::add(&self.0, file.end(), data, EventFlags::empty())?)
+        Ok(epoll::add(&self.0, end, data, EventFlags::empty())?)
     }
 
     /// Waits neither for a file's end nor for its events any longer.
     pub fn forget(&self, file: &OpenFile) {
-        for watched in [file.end(), file.device()] {
+        for watched in file.end().into_iter().chain([file.device()]) {
             // One that was never watched is not there.
             let _ = epoll::delete(&self.0, watched);
         }
@@ -81,16 +82,18 @@ pub fn run(worker: &Worker) {
             if data & DEVICE == 0 {
                 worker.close(number);
             } else if let Some(file) = worker.files.lock_unpoisoned().get(number) {
-                tell(&file);
+                tell(worker, &file);
             }
         }
     }
 }
 
-/// Sends a byte, unless one is still unread.
-fn tell(file: &Arc<OpenFile>) {
-    if !has_unread(file.end()) {
+/// Sends the program a byte, unless one is still unread; a guest's program, by its agent.
+fn tell(worker: &Worker, file: &OpenFile) {
+    if let Some(machine) = &worker.machine {
+        machine.tell_event(file.number);
+    } else if let Some(end) = file.end().filter(|end| !has_unread(end)) {
         // A program's end that is full or gone needs no byte.
-        let _ = send(file.end(), &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        let _ = send(end, &[1], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
     }
 }

@@ -1,7 +1,8 @@
 //! Open device files.
 //!
 //! A program does not have a device file but one end of a socket pair; the worker has the other end and the file. The
-//! kernel counts the copies of the program's end, whoever has them, and the worker's end hangs up after the last.
+//! kernel counts the copies of the program's end, whoever has them, and the worker's end hangs up after the last. In a
+//! guest the agent makes the pair, and tells of the hang-up.
 
 use std::{
     collections::HashMap,
@@ -15,7 +16,9 @@ use base::Unpoisoned;
 use nvidia_abi::wire::TOKEN;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt::socket_cookie};
 
-use crate::{device::Node, external::External, objects::Pages, quota::Charge, slice::Slice};
+use crate::{
+    bar::Place, device::Node, external::External, objects::Pages, quota::Charge, slice::Slice,
+};
 
 /// The most files of all programs.
 const MOST: usize = 1 << 13;
@@ -27,8 +30,13 @@ pub const DESCRIPTORS: u64 = 2;
 pub enum View {
     /// Pages of a slice: of which, where, and how many bytes.
     Slice(Arc<Slice>, u64, u64),
-    /// The device file itself, this many bytes.
-    Device(u64),
+    /// The device file itself.
+    Device {
+        /// How many bytes.
+        length: u64,
+        /// Whether programs may write.
+        is_writable: bool,
+    },
 }
 
 /// The identifier of a GPU.
@@ -89,6 +97,8 @@ pub struct Left {
     pub control: Option<u32>,
     /// What a mapping shows.
     pub view: Option<View>,
+    /// Where a guest sees what a mapping of the device file shows.
+    pub place: Option<Place>,
     /// Unified memory: the registered address spaces, one a GPU.
     pub spaces: Vec<Space>,
     /// Unified memory: ranges whose pages are a slice's.
@@ -102,7 +112,7 @@ pub struct Left {
 impl Left {
     /// Whether a program that maps the file gets it.
     pub fn shows_device(&self) -> bool {
-        matches!(self.view, Some(View::Device(_)))
+        matches!(self.view, Some(View::Device { .. }))
     }
 }
 
@@ -114,11 +124,17 @@ pub struct OpenFile {
     pub node: Node,
     /// Whoever has the token may use the file.
     pub token: [u8; TOKEN],
+    device: OwnedFd,
+    /// `None`: the agent has the pair.
+    end: Option<End>,
+    left: Mutex<Left>,
+}
+
+/// The worker's end of a socket pair.
+struct End {
+    socket: OwnedFd,
     /// What tells the program's end from all other sockets.
     cookie: u64,
-    device: OwnedFd,
-    end: OwnedFd,
-    left: Mutex<Left>,
 }
 
 impl OpenFile {
@@ -127,9 +143,9 @@ impl OpenFile {
         self.device.as_fd()
     }
 
-    /// The worker's end of the socket pair.
-    pub fn end(&self) -> BorrowedFd<'_> {
-        self.end.as_fd()
+    /// The worker's end of the socket pair. `None`: the agent has the pair.
+    pub fn end(&self) -> Option<BorrowedFd<'_>> {
+        self.end.as_ref().map(|end| end.socket.as_fd())
     }
 
     /// What calls left.
@@ -158,20 +174,35 @@ impl Files {
         })
     }
 
-    /// Adds a device file. Answers the program's end, too.
+    /// Adds a device file of a program on this machine. Answers the program's end, too.
     pub fn add(&mut self, node: Node, device: OwnedFd) -> io::Result<(Arc<OpenFile>, OwnedFd)> {
-        if self.open.len() >= self.most {
-            return Err(io::Error::from_raw_os_error(libc::EMFILE));
-        }
-        let mut token = [0; TOKEN];
-        self.random.read_exact(&mut token)?;
-        let (end, program) = socketpair(
+        let (socket, program) = socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
             SocketFlags::CLOEXEC,
             None,
         )?;
         let cookie = socket_cookie(&program)?;
+        let end = End { socket, cookie };
+        Ok((self.insert(node, device, Some(end))?, program))
+    }
+
+    /// Adds a device file of a program in a guest.
+    pub fn add_of_guest(&mut self, node: Node, device: OwnedFd) -> io::Result<Arc<OpenFile>> {
+        self.insert(node, device, None)
+    }
+
+    fn insert(
+        &mut self,
+        node: Node,
+        device: OwnedFd,
+        end: Option<End>,
+    ) -> io::Result<Arc<OpenFile>> {
+        if self.open.len() >= self.most {
+            return Err(io::Error::from_raw_os_error(libc::EMFILE));
+        }
+        let mut token = [0; TOKEN];
+        self.random.read_exact(&mut token)?;
         let in_use = |number: &u32| *number == 0 || self.open.contains_key(number);
         // There is a number that is not in use, since less than 2^32 files are open.
         let mut number = self.last.wrapping_add(1);
@@ -184,13 +215,12 @@ impl Files {
             number,
             node,
             token,
-            cookie,
             device,
             end,
             left,
         });
         self.open.insert(number, file.clone());
-        Ok((file, program))
+        Ok(file)
     }
 
     /// A file by its number.
@@ -203,7 +233,7 @@ impl Files {
         let cookie = socket_cookie(program).ok()?;
         self.open
             .values()
-            .find(|file| file.cookie == cookie)
+            .find(|file| file.end.as_ref().is_some_and(|end| end.cookie == cookie))
             .cloned()
     }
 

@@ -6,6 +6,8 @@
 //! | module | what |
 //! |---|---|
 //! | [`server`], `session` | connections of programs, one thread each |
+//! | [`machine`], [`pool`] | programs of virtual machines: a process for each machine |
+//! | `bar` | pages of device files that the programs of a virtual machine reach |
 //! | `files` | open device files: a program holds the other end of a socket pair instead |
 //! | `call`, `check` | a call: the walk, the checks, the call itself, what is remembered and restored |
 //! | `objects` | clients and objects that programs created, and what memory they use |
@@ -23,6 +25,7 @@
 //! Nothing that a program says is believed: sizes come from the tables of `nvidia-abi`, a file or client counts only
 //! where the program has its file, an address is an offset in its own slice.
 
+mod bar;
 mod call;
 mod check;
 pub mod confine;
@@ -33,7 +36,9 @@ mod events;
 mod external;
 mod files;
 mod lent;
+pub mod machine;
 mod objects;
+pub mod pool;
 mod quota;
 pub mod record;
 pub mod server;

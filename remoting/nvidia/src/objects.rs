@@ -72,6 +72,8 @@ pub struct Mapped {
     pub object: u32,
     /// The driver's address. `None`: pages of the slice, of which the driver knows no mapping.
     pub address: Option<u64>,
+    /// The number of the device file that shows it.
+    pub file: u32,
 }
 
 /// A root client.
@@ -193,6 +195,42 @@ impl Objects {
             .mapped
             .retain(|_, mapped| objects.contains_key(&mapped.object));
         pages
+    }
+
+    /// The device files that show an object, or what it contains; or what a client has, if `handle` is its own.
+    pub fn showing(&self, client: u32, handle: u32) -> Vec<u32> {
+        let Some(known) = self.clients.get(&client) else {
+            return Vec::new();
+        };
+        let is_below = |mapped: &&Mapped| {
+            let mut at = mapped.object;
+            // No chain is longer than there are objects, unless it is a circle.
+            for _ in 0..=known.objects.len() {
+                if at == handle {
+                    return true;
+                }
+                let Some(object) = known.objects.get(&at) else {
+                    return false;
+                };
+                at = object.parent;
+            }
+            false
+        };
+        let mapped = known.mapped.values();
+        let mapped = mapped.filter(|mapped| mapped.address.is_some());
+        mapped
+            .filter(|mapped| client == handle || is_below(mapped))
+            .map(|mapped| mapped.file)
+            .collect()
+    }
+
+    /// The device files that show what clients on a control file have.
+    pub fn showing_of_file(&self, file: u32) -> Vec<u32> {
+        let clients = self.clients.iter();
+        let clients = clients.filter(|(_, client)| client.file == file);
+        clients
+            .flat_map(|(handle, _)| self.showing(*handle, *handle))
+            .collect()
     }
 
     /// A control file is closed, and its clients are gone with it: what pages they had.

@@ -9,6 +9,7 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
+use gantry_remoting::account as port;
 use nvidia_abi::Call;
 
 use crate::{
@@ -40,7 +41,12 @@ const MOST_KEPT: usize = 1024;
 pub struct Account {
     limit: Option<u64>,
     used: AtomicU64,
+    /// What a machine sees of it.
+    port: Option<port::Account>,
 }
+
+/// A port of this worker's has one slice.
+const SLICE: u32 = 0;
 
 /// Video memory that is counted until the last copy of this is gone.
 #[derive(Clone)]
@@ -61,6 +67,9 @@ impl Drop for Counted {
     fn drop(&mut self) {
         let bytes = self.bytes.load(Ordering::Relaxed);
         self.account.used.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(port) = &self.account.port {
+            port.remove(SLICE, bytes);
+        }
     }
 }
 
@@ -70,6 +79,16 @@ impl Account {
         Arc::new(Self {
             limit,
             used: AtomicU64::new(0),
+            port: None,
+        })
+    }
+
+    /// Nothing is used. A machine sees what is.
+    pub fn of_port(limit: Option<u64>, port: port::Account) -> Arc<Self> {
+        Arc::new(Self {
+            limit,
+            used: AtomicU64::new(0),
+            port: Some(port),
         })
     }
 
@@ -91,6 +110,7 @@ impl Account {
         self.used
             .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
             .ok()?;
+        self.publish(bytes);
         Some(Charge {
             counted: Arc::new(Counted {
                 account: self.clone(),
@@ -99,6 +119,13 @@ impl Account {
                 count,
             }),
         })
+    }
+
+    /// Shows the machine that there are so many bytes more.
+    fn publish(&self, bytes: u64) {
+        if let Some(port) = &self.port {
+            port.add(SLICE, bytes, u64::MAX);
+        }
     }
 
     /// Puts the limit into what a GPU says of its memory: `block` is that of [`MEMORY_INFO`].
@@ -126,6 +153,7 @@ impl Charge {
         let before = counted.bytes.fetch_max(bytes, Ordering::Relaxed);
         let more = bytes.saturating_sub(before);
         let used = counted.account.used.fetch_add(more, Ordering::Relaxed);
+        counted.account.publish(more);
         let limit = counted.account.limit.unwrap_or(u64::MAX);
         more == 0 || used.saturating_add(more) <= limit
     }

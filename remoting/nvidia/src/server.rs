@@ -13,6 +13,7 @@ use std::{
 };
 
 use base::{Unpoisoned, limits::Limit, note};
+use gantry_remoting::account as port;
 use nvidia_abi::Branch;
 use rustix::{
     io::Errno,
@@ -25,7 +26,8 @@ use rustix::{
 use crate::{
     device::Device,
     events::{self, Events},
-    files::{DESCRIPTORS, Files},
+    files::{DESCRIPTORS, Files, View},
+    machine::Machine,
     objects::{Objects, Pages},
     quota::Account,
     record::Record,
@@ -34,7 +36,7 @@ use crate::{
 };
 
 /// The most programs at a time.
-const MOST_PROGRAMS: usize = 256;
+pub const MOST_PROGRAMS: usize = 256;
 /// Descriptors of the worker itself, and of each program: its connection, its slice, and one on its way to it.
 const OWN_DESCRIPTORS: u64 = 64;
 const PROGRAM_DESCRIPTORS: u64 = 3;
@@ -60,7 +62,9 @@ pub struct Worker {
     pub(crate) device: Box<dyn Device>,
     pub(crate) version: String,
     pub(crate) branch: Branch,
-    pub(crate) slice_length: u64,
+    slice_length: u64,
+    /// The machine whose guest's programs are served. `None`: programs of this machine.
+    pub(crate) machine: Option<Arc<Machine>>,
     pub(crate) files: Mutex<Files>,
     pub(crate) objects: Mutex<Objects>,
     pub(crate) events: Events,
@@ -87,6 +91,32 @@ impl Worker {
         memory: Option<u64>,
         record: Option<Record>,
     ) -> Result<Arc<Self>, Error> {
+        Self::make(device, slice_length, None, Account::new(memory), record)
+    }
+
+    /// A worker for these device files, and for the programs of a machine's guest. All programs together may have
+    /// `memory` bytes of video memory (`None`: what the devices have), which the port's account shows.
+    ///
+    /// # Errors
+    /// As of [`Self::new`].
+    pub fn of_machine(
+        device: Box<dyn Device>,
+        machine: Machine,
+        memory: Option<u64>,
+        port: port::Account,
+        record: Option<Record>,
+    ) -> Result<Arc<Self>, Error> {
+        let account = Account::of_port(memory, port);
+        Self::make(device, 0, Some(Arc::new(machine)), account, record)
+    }
+
+    fn make(
+        device: Box<dyn Device>,
+        slice_length: u64,
+        machine: Option<Arc<Machine>>,
+        account: Arc<Account>,
+        record: Option<Record>,
+    ) -> Result<Arc<Self>, Error> {
         let version = device.version().map_err(Error::Version)?;
         let branch = Branch::of_version(&version).ok_or_else(|| Error::Branch(version.clone()))?;
         let soft = Limit::now()?.soft;
@@ -97,11 +127,12 @@ impl Worker {
             version,
             branch,
             slice_length,
+            machine,
             files: Mutex::new(Files::new(room)?),
             objects: Mutex::default(),
             events: Events::new()?,
             record,
-            account: Account::new(memory),
+            account,
             order: Arc::default(),
             slices: Mutex::default(),
             next_mapping: AtomicU64::new(1),
@@ -192,8 +223,33 @@ impl Worker {
         self.next_mapping.fetch_add(1, Ordering::Relaxed) << 12
     }
 
+    /// A guest does not see what device files show any longer, which the driver is about to free.
+    pub(crate) fn hide(&self, numbers: impl IntoIterator<Item = u32>) {
+        if self.machine.is_none() {
+            return;
+        }
+        for number in numbers {
+            let file = self.files.lock_unpoisoned().get(number);
+            let place = file.and_then(|file| {
+                let mut left = file.left();
+                left.view
+                    .take_if(|view| matches!(view, View::Device { .. }));
+                left.place.take()
+            });
+            // Waits for the machine.
+            drop(place);
+        }
+    }
+
     /// A file's last copy is closed: the driver frees what lives on it, then its pages are free.
     pub(crate) fn close(&self, number: u32) {
+        // Nothing else is shown until the clients are gone.
+        let is_guest = self.machine.is_some();
+        let _ordered = is_guest.then(|| self.order.lock_unpoisoned());
+        if is_guest {
+            let showing = self.objects.lock_unpoisoned().showing_of_file(number);
+            self.hide(showing.into_iter().chain([number]));
+        }
         let Some(file) = self.files.lock_unpoisoned().remove(number) else {
             return;
         };

@@ -1,4 +1,4 @@
-//! A program's connection.
+//! A program, as the worker sees it: its requests, and what it may use.
 
 use std::{
     collections::HashSet,
@@ -38,7 +38,7 @@ const RETRY: Duration = Duration::from_millis(10);
 /// A failed request: an error number.
 pub type Errno = i32;
 
-/// What a program sees.
+/// A program.
 pub struct Session {
     worker: Arc<Worker>,
     slice: Arc<Slice>,
@@ -46,6 +46,8 @@ pub struct Session {
     user: u32,
     /// Numbers of the files that it may use.
     files: HashSet<u32>,
+    /// Where the pieces of the slice begin that it has taken.
+    taken: HashSet<u64>,
     is_greeted: bool,
 }
 
@@ -57,7 +59,7 @@ struct Reply {
 }
 
 /// A file that comes along with an answer.
-enum Along {
+pub enum Along {
     /// A new one.
     Owned(OwnedFd),
     /// The slice's.
@@ -79,16 +81,10 @@ impl AsFd for Along {
 impl Session {
     /// Serves a program until it disconnects. Its files stay open while somebody has their sockets.
     pub fn serve(worker: &Arc<Worker>, connection: &OwnedFd) -> io::Result<()> {
-        let slice = worker.make_slice()?;
-        let mut session = Self {
-            worker: worker.clone(),
-            slice,
-            user: socket_peercred(connection)?.uid.as_raw(),
-            files: HashSet::new(),
-            is_greeted: false,
-        };
+        let user = socket_peercred(connection)?.uid.as_raw();
+        let mut session = Self::new(worker, worker.make_slice()?, user);
         let mut packet = vec![0; HEADER + MOST];
-        let mut bytes = Vec::with_capacity(MOST);
+        let mut answer = Vec::with_capacity(HEADER + MOST);
         loop {
             let (length, files) = receive(connection, &mut packet)?;
             if length == 0 {
@@ -100,31 +96,53 @@ impl Session {
                     "a request before the last answer was read",
                 ));
             }
-            let malformed = || io::Error::from(io::ErrorKind::InvalidData);
-            let (request, follow) =
-                Request::from_packet(&packet[..length]).ok_or_else(malformed)?;
-            bytes.clear();
-            bytes.extend_from_slice(follow);
-            let result = session.answer(request, &mut bytes, &files);
-            let mut reply = result.unwrap_or_else(|error| {
-                bytes.clear();
-                Reply {
-                    answer: Answer {
-                        result: -error,
-                        ..Answer::default()
-                    },
-                    file: None,
-                }
-            });
-            // At most MOST.
-            reply.answer.length = bytes.len() as u32;
-            send(
-                connection,
-                reply.answer,
-                &bytes,
-                reply.file.as_ref().map(Along::as_fd),
-            )?;
+            let file = session.respond(&packet[..length], &files, &mut answer)?;
+            send(connection, &answer, file.as_ref().map(Along::as_fd))?;
         }
+    }
+
+    /// A user's program that shares this slice with its devices.
+    pub fn new(worker: &Arc<Worker>, slice: Arc<Slice>, user: u32) -> Self {
+        Self {
+            worker: worker.clone(),
+            slice,
+            user,
+            files: HashSet::new(),
+            taken: HashSet::new(),
+            is_greeted: false,
+        }
+    }
+
+    /// Answers a packet, with which files came along, by the packet that `answer` becomes, and the file that goes along.
+    ///
+    /// # Errors
+    /// The packet is no request.
+    pub fn respond(
+        &mut self,
+        packet: &[u8],
+        files: &[OwnedFd],
+        answer: &mut Vec<u8>,
+    ) -> io::Result<Option<Along>> {
+        let malformed = || io::Error::from(io::ErrorKind::InvalidData);
+        let (request, follow) = Request::from_packet(packet).ok_or_else(malformed)?;
+        let mut bytes = follow.to_vec();
+        let result = self.answer(request, &mut bytes, files);
+        let mut reply = result.unwrap_or_else(|error| {
+            bytes.clear();
+            Reply {
+                answer: Answer {
+                    result: -error,
+                    ..Answer::default()
+                },
+                file: None,
+            }
+        });
+        // At most MOST.
+        reply.answer.length = bytes.len() as u32;
+        answer.clear();
+        answer.extend_from_slice(&reply.answer.to_bytes());
+        answer.extend_from_slice(&bytes);
+        Ok(reply.file)
     }
 
     /// The worker.
@@ -177,9 +195,11 @@ impl Session {
                     a: self.slice.length(),
                     ..Answer::default()
                 };
+                // A guest has the window.
+                let is_ours = self.worker.machine.is_none();
                 Ok(Reply {
                     answer,
-                    file: Some(Along::Slice(self.slice.clone())),
+                    file: is_ours.then(|| Along::Slice(self.slice.clone())),
                 })
             }
             Operation::Open => self.open(bytes),
@@ -233,11 +253,16 @@ impl Session {
                     .slice
                     .take(request.a, Holder::Program)
                     .ok_or(libc::ENOMEM)?;
+                self.taken.insert(offset);
                 Ok(words(offset, 0))
             }
             Operation::Return => {
                 bytes.clear();
-                self.slice.give(request.a, Holder::Program);
+                let start = self.slice.start_of(request.a);
+                // Pieces of other programs are not its own to give.
+                if let Some(start) = start.filter(|start| self.taken.remove(start)) {
+                    self.slice.give(start, Holder::Program);
+                }
                 Ok(Reply::default())
             }
         }
@@ -247,8 +272,14 @@ impl Session {
         let node = Node::of_path(bytes).ok_or(libc::ENOENT)?;
         let device = self.worker.device.open(node).map_err(errno)?;
         let mut files = self.worker.files.lock_unpoisoned();
-        let (file, program) = files.add(node, device).map_err(errno)?;
+        let added = match &self.worker.machine {
+            None => files
+                .add(node, device)
+                .map(|(file, program)| (file, Some(Along::Owned(program)))),
+            Some(_) => files.add_of_guest(node, device).map(|file| (file, None)),
+        };
         drop(files);
+        let (file, program) = added.map_err(errno)?;
         let noted = self.note_file(file.number);
         if let Err(error) = noted.and_then(|()| self.worker.events.watch_end(&file).map_err(errno))
         {
@@ -262,7 +293,7 @@ impl Session {
         bytes.extend_from_slice(&file.token);
         let reply = words(file.number.into(), node.kind().number());
         Ok(Reply {
-            file: Some(Along::Owned(program)),
+            file: program,
             ..reply
         })
     }
@@ -281,6 +312,9 @@ impl Session {
 
     /// Where the program maps a file from.
     fn view(&self, file: &Arc<OpenFile>, offset: u64, length: u64) -> Result<Reply, Errno> {
+        // What is shown to a guest is not freed meanwhile.
+        let is_placed = self.worker.machine.is_some() && file.left().shows_device();
+        let ordered = is_placed.then(|| self.worker.order.lock_unpoisoned());
         let left = file.left();
         let range = left.ranges.iter().find(|range| range.base == offset);
         let (view, offset) = match (range, &left.view) {
@@ -307,8 +341,9 @@ impl Session {
             }
             (None, None) => return Err(libc::ENOMEM),
         };
+        drop(left);
         let end = offset.checked_add(length).ok_or(libc::EINVAL)?;
-        let (View::Slice(_, _, most) | View::Device(most)) = &view;
+        let (View::Slice(_, _, most) | View::Device { length: most, .. }) = &view;
         if length == 0 || end > most.checked_next_multiple_of(4096).ok_or(libc::EINVAL)? {
             return Err(libc::EINVAL);
         }
@@ -318,10 +353,36 @@ impl Session {
                 Ok(words(SLICE, start + offset))
             }
             View::Slice(..) => Err(libc::EACCES),
-            View::Device(_) => Ok(Reply {
-                file: Some(Along::Device(file.clone())),
-                ..words(DEVICE, offset)
-            }),
+            View::Device {
+                length,
+                is_writable,
+            } => match &self.worker.machine {
+                None => Ok(Reply {
+                    file: Some(Along::Device(file.clone())),
+                    ..words(DEVICE, offset)
+                }),
+                // Another thread has just changed what the file shows.
+                Some(_) if ordered.is_none() => Err(libc::ENOMEM),
+                Some(machine) => {
+                    let mut left = file.left();
+                    let place = match left.place.take() {
+                        Some(place) => place,
+                        None => machine
+                            .place(file.device(), length, is_writable)
+                            .map_err(errno)?,
+                    };
+                    let at = left.place.insert(place).offset();
+                    Ok(words(DEVICE, at + offset))
+                }
+            },
+        }
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        for offset in self.taken.drain() {
+            self.slice.give(offset, Holder::Program);
         }
     }
 }
@@ -373,20 +434,14 @@ fn receive(connection: &OwnedFd, packet: &mut [u8]) -> io::Result<(usize, Vec<Ow
     Ok((received.bytes, files))
 }
 
-fn send(
-    connection: &OwnedFd,
-    answer: Answer,
-    bytes: &[u8],
-    file: Option<BorrowedFd<'_>>,
-) -> io::Result<()> {
-    let header = answer.to_bytes();
+fn send(connection: &OwnedFd, answer: &[u8], file: Option<BorrowedFd<'_>>) -> io::Result<()> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
     if let Some(file) = &file {
         // The space is for one file.
         ancillary.push(SendAncillaryMessage::ScmRights(std::slice::from_ref(file)));
     }
-    let vectors = [IoSlice::new(&header), IoSlice::new(bytes)];
+    let vectors = [IoSlice::new(answer)];
     let mut waited = Duration::ZERO;
     loop {
         match sendmsg(connection, &vectors, &mut ancillary, SendFlags::NOSIGNAL) {

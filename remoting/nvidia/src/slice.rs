@@ -1,4 +1,5 @@
-//! Memory that a program shares with its devices: one file in memory a program, from which both take pages.
+//! Memory that programs share with their devices, and from which both take pages: one file in memory for each program, or
+//! the window of a virtual machine for all programs of its guest.
 
 use std::{
     collections::BTreeMap,
@@ -48,6 +49,8 @@ struct Piece {
 /// A program's slice. Memory is committed as it is touched.
 pub struct Slice {
     file: File,
+    /// Where pieces may begin: what lies before is for other purposes.
+    first: u64,
     mapping: Mapping,
     /// Pieces in use, by their offset.
     pieces: Mutex<BTreeMap<u64, Piece>>,
@@ -58,11 +61,16 @@ pub struct Slice {
 impl Slice {
     /// A slice of `length` bytes.
     pub fn new(length: u64) -> io::Result<Self> {
-        let file = memfd::sealed(c"gantry-slice", length)?;
+        Self::over(memfd::sealed(c"gantry-slice", length)?, 0, length)
+    }
+
+    /// A slice over `length` bytes of a file in memory, whose pieces begin at `first`, a multiple of 2 MiB.
+    pub fn over(file: File, first: u64, length: u64) -> io::Result<Self> {
         let size = usize::try_from(length).map_err(|_| io::ErrorKind::OutOfMemory)?;
         let mapping = Mapping::shared(&file, 0, size, Access::ReadWrite)?;
         Ok(Self {
             file,
+            first,
             mapping,
             pieces: Mutex::default(),
             ahead: AtomicU64::new(0),
@@ -79,7 +87,7 @@ impl Slice {
         let length = length.checked_next_multiple_of(UNIT)?;
         let alignment = if length < LARGE { UNIT } else { LARGE };
         let mut pieces = self.pieces.lock_unpoisoned();
-        let mut start = 0u64;
+        let mut start = self.first;
         for (&offset, piece) in pieces.iter() {
             if offset.checked_sub(start).is_some_and(|room| room >= length) {
                 break;
@@ -125,10 +133,10 @@ impl Slice {
 
     /// Commits the pages at `offset`. Answers where to go on, if that is ahead.
     fn touch(&self, offset: u64) -> Option<u64> {
-        let end = AHEAD.min(self.length());
+        let end = AHEAD.min(self.length() - self.first);
         let length = end.checked_sub(offset)?.min(LARGE) as usize;
         // Both lie in the mapping.
-        let start = self.mapping.start().wrapping_add(offset as usize);
+        let start = (self.mapping.start()).wrapping_add((self.first + offset) as usize);
         // SAFETY: these pages of the mapping become present, with the contents that a read would see.
         let touched = unsafe { libc::madvise(start.cast(), length, libc::MADV_POPULATE_WRITE) };
         (touched == 0).then(|| self.ahead.fetch_add(LARGE, Ordering::Relaxed))
@@ -157,6 +165,12 @@ impl Slice {
         } else {
             pieces.remove(&start);
         }
+    }
+
+    /// Where the piece begins that `offset` lies in. `None`: it lies in none.
+    pub fn start_of(&self, offset: u64) -> Option<u64> {
+        let mut pieces = self.pieces.lock_unpoisoned();
+        holding(&mut pieces, offset, 1).map(|(start, _)| start)
     }
 
     /// The address of a range that lies in one piece.

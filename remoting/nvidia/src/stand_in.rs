@@ -31,6 +31,8 @@ pub struct State {
     pub least_size: u64,
     /// The doorbell's file.
     pub doorbell: Option<File>,
+    /// Files to be opened, of a process that can make none when it is confined.
+    spare: Vec<OwnedFd>,
 }
 
 /// The device files.
@@ -62,25 +64,41 @@ unsafe fn put_long(block: *mut u8, at: usize, value: u64) {
     unsafe { block.add(at).cast::<u64>().write_unaligned(value) }
 }
 
+fn event() -> OwnedFd {
+    // SAFETY: a call without pointers; then a new descriptor that nothing else owns.
+    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }
+}
+
+impl StandIn {
+    /// Device files of a process that will be confined. They can be opened `count` times.
+    #[must_use]
+    pub fn confined(count: usize) -> Self {
+        let new = Self::default();
+        let mut state = new.0.lock().unwrap_or_else(PoisonError::into_inner);
+        state.spare.extend((0..count).map(|_| event()));
+        drop(state);
+        new
+    }
+}
+
 impl Device for StandIn {
     fn version(&self) -> io::Result<String> {
         Ok("580.159.04".to_owned())
     }
 
     fn open(&self, node: Node) -> io::Result<OwnedFd> {
-        // SAFETY: calls without pointers but a valid name; the descriptor is new.
-        unsafe {
-            let file = match node {
-                Node::Gpu(0) => libc::memfd_create(c"doorbell".as_ptr(), libc::MFD_CLOEXEC),
-                Node::Gpu(_) => return Err(io::Error::from_raw_os_error(libc::ENXIO)),
-                Node::Control | Node::Uvm => {
-                    libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)
-                }
-            };
-            if let Node::Gpu(_) = node {
+        match node {
+            // SAFETY: calls without pointers but a valid name; the descriptor is new.
+            Node::Gpu(0) => unsafe {
+                let file = libc::memfd_create(c"doorbell".as_ptr(), libc::MFD_CLOEXEC);
                 assert_eq!(libc::ftruncate(file, 0x10000), 0);
+                Ok(OwnedFd::from_raw_fd(file))
+            },
+            Node::Gpu(_) => Err(io::Error::from_raw_os_error(libc::ENXIO)),
+            Node::Control | Node::Uvm => {
+                let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+                Ok(state.spare.pop().unwrap_or_else(event))
             }
-            Ok(OwnedFd::from_raw_fd(file))
         }
     }
 
