@@ -34,6 +34,7 @@ pub const PROGRAMS: &[(&str, &str)] = &[
     ("cpio", "cpio"),
     ("iasl", "acpica-tools"),
     ("lz4", "lz4"),
+    ("/usr/sbin/debugfs", "e2fsprogs"),
     (images::DRM_DEVICE, "libdrm-tests"),
 ];
 

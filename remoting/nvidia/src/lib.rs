@@ -19,6 +19,7 @@
 //! | `events` | hang-ups and events of files |
 //! | `external` | video memory that GPUs map by unified memory |
 //! | [`device`] | the device files themselves |
+//! | [`driver_image`] | the driver's libraries, for guests |
 //! | [`confine`] | the system calls and files that remain |
 //! | [`record`] | the structure of calls, without contents |
 //!
@@ -31,6 +32,7 @@ mod check;
 pub mod confine;
 mod convert;
 pub mod device;
+pub mod driver_image;
 mod duplicate;
 mod events;
 mod external;

@@ -1,24 +1,43 @@
 //! `gantry-nvidia`: makes calls on NVIDIA's device files for programs that run under `libgantry_nvidia.so`, on this
 //! machine or in the guests of its virtual machines.
 
-use std::{path::PathBuf, process::ExitCode};
+use std::{error::Error, path::PathBuf, process::ExitCode};
 
 use base::{
+    Output,
     limits::{Limit, file_size_is_an_error},
+    note,
     paths::NVIDIA_SOCKET,
 };
-use clap::Parser;
+use clap::{CommandFactory, Parser, Subcommand};
 use gantry_nvidia::{
     confine::confine,
-    device::Kernel,
-    machine, pool,
+    device::{Device, Kernel},
+    driver_image, machine, pool,
     record::Record,
     server::{Listener, Worker},
 };
+use manual::Manual;
+
+const EXAMPLES: &str = "Examples:
+  gantry-nvidia                                 programs of this machine
+  gantry-nvidia --vm /run/gantry/nvidia-vm.sock virtual machines: gantry --accel api=nvidia
+  gantry-nvidia driver-image /var/lib/gantry/nvidia.img
+                                                this host's driver libraries, as a disk for guests
+  gantry-nvidia driver-image --list             which files those are";
 
 /// Makes calls on NVIDIA's device files for programs that have none.
-#[derive(Parser)]
-struct Options {
+#[derive(Debug, Parser)]
+#[command(
+    name = "gantry-nvidia",
+    version,
+    after_help = EXAMPLES,
+    args_conflicts_with_subcommands = true,
+    disable_help_subcommand = true
+)]
+struct Arguments {
+    #[command(subcommand)]
+    other: Option<Other>,
     /// The socket that programs connect to.
     #[arg(long, default_value = NVIDIA_SOCKET)]
     socket: PathBuf,
@@ -26,11 +45,11 @@ struct Options {
     /// this machine.
     #[arg(long, value_name = "SOCKET", conflicts_with_all = ["socket", "slice", "record"])]
     vm: Option<PathBuf>,
-    /// Most memory that a program shares with its devices, in MiB. It is committed as it is touched. (Of the programs of a
-    /// virtual machine: gantry's option window.)
+    /// Most memory that a program shares with its devices, in MiB. It is committed as it is touched. For the programs of a
+    /// virtual machine, gantry's option window says it.
     #[arg(long, default_value_t = 16384, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
     slice: u64,
-    /// Most video memory of all programs together, of each virtual machine with --vm, in MiB (default: what the devices
+    /// Most video memory of all programs together, in MiB; with --vm, of each virtual machine's (default: what the devices
     /// have). Programs see it as the devices' size.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     memory: Option<u64>,
@@ -39,35 +58,100 @@ struct Options {
     record: Option<PathBuf>,
 }
 
-fn run(options: &Options) -> Result<(), Box<dyn std::error::Error>> {
+/// Operations other than serving.
+#[derive(Debug, Subcommand)]
+enum Other {
+    /// Make a disk image with this host's driver libraries, which guests need in exactly this version.
+    ///
+    /// The image is an ext4 file system with the folders lib and bin, and a manifest of sizes and checksums. Make it anew
+    /// after each update of the host's driver.
+    DriverImage(driver_image::Options),
+    /// What the program prints about itself.
+    #[command(flatten)]
+    Manual(Manual),
+}
+
+fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
+    match arguments.other {
+        Some(Other::Manual(manual)) => {
+            Ok(manual.write(Arguments::command(), &mut Output::standard())?)
+        }
+        Some(Other::DriverImage(options)) => {
+            let version = Kernel.version().map_err(driver_image::Error::Version)?;
+            Ok(driver_image::make(
+                &options,
+                &version,
+                &mut Output::standard(),
+            )?)
+        }
+        None => serve(&arguments),
+    }
+}
+
+fn serve(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     Limit::raise()?;
-    let record = options.record.as_deref().map(Record::create).transpose()?;
-    let memory = options.memory.map(|mib| mib << 20);
-    if let Some(path) = &options.vm {
-        let error = pool::serve(path, |connection| {
+    let memory = arguments.memory.map(|mib| mib << 20);
+    if let Some(path) = &arguments.vm {
+        let serve = |connection| {
             let served = machine::serve(&connection, |machine, limit, account| {
                 let limits = [memory, limit].into_iter().flatten();
                 Worker::of_machine(Box::new(Kernel), machine, limits.min(), account, None)
             });
             if let Err(error) = served {
-                base::note::error("gantry-nvidia", &error);
+                note::error("gantry-nvidia", &error);
             }
-        });
-        return Err(error.into());
+        };
+        return Err(pool::serve(path, serve).into());
     }
-    let worker = Worker::new(Box::new(Kernel), options.slice << 20, memory, record)?;
-    let listener = Listener::bind(&options.socket)?;
+    let record = arguments.record.as_deref().map(Record::create);
+    let slice = arguments.slice << 20;
+    let worker = Worker::new(Box::new(Kernel), slice, memory, record.transpose()?)?;
+    let listener = Listener::bind(&arguments.socket)?;
     confine(worker.branch())?;
     Ok(worker.serve(&listener)?)
 }
 
 fn main() -> ExitCode {
     file_size_is_an_error();
-    match run(&Options::parse()) {
+    match run(Arguments::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            base::note::error("gantry-nvidia", error.as_ref());
+            note::error("gantry-nvidia", error.as_ref());
             ExitCode::FAILURE
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_serves_whom_is_said_by_options() {
+        Arguments::command().debug_assert();
+        let ask = |line: &str| {
+            let words = line.split_whitespace();
+            Arguments::try_parse_from(["gantry-nvidia"].into_iter().chain(words))
+        };
+        for line in [
+            "",
+            "--socket /tmp/x --slice 64 --memory 8192",
+            "--vm /tmp/x --memory 8192",
+            "driver-image /tmp/x --video",
+            "driver-image --list",
+            "completions bash",
+        ] {
+            ask(line).unwrap_or_else(|error| panic!("{line}: {error}"));
+        }
+        for line in [
+            "--vm /tmp/x --socket /tmp/y",
+            "--vm /tmp/x --slice 64",
+            "--memory 0",
+            "driver-image",
+            "--memory 1 driver-image /tmp/x",
+        ] {
+            let error = ask(line).err().map(|error| error.exit_code());
+            assert_eq!(error, Some(2), "{line}");
         }
     }
 }
