@@ -38,13 +38,16 @@ impl Bar {
         })
     }
 
-    /// Shows the first `length` bytes of a device file, which a call has just prepared for being mapped.
+    /// Shows the first `length` bytes of a device file, which a call has prepared for being mapped. The machine keeps
+    /// `control` open as long, on which the client lives that has what is shown: if this process is killed, the driver
+    /// does not free it before the guest has lost sight of it.
     ///
     /// # Errors
     /// The machine has no room, or cannot map the file.
     pub fn place(
         self: &Arc<Self>,
         file: BorrowedFd<'_>,
+        control: BorrowedFd<'_>,
         length: u64,
         writable: bool,
     ) -> io::Result<Place> {
@@ -68,7 +71,7 @@ impl Bar {
             length,
             writable,
         };
-        self.ask(request, &[file])?;
+        self.ask(request, &[file, control])?;
         taken.insert(offset, length);
         Ok(Place {
             bar: self.clone(),
@@ -125,7 +128,7 @@ mod tests {
             while let Ok(files) = socket::receive_exact(&machine, &mut bytes) {
                 let request = PageRequest::from_bytes(&bytes).expect("it is one");
                 let (end, count) = match request {
-                    PageRequest::Place { offset, length, .. } => (offset + length, 1),
+                    PageRequest::Place { offset, length, .. } => (offset + length, 2),
                     PageRequest::Remove { offset, length } => (offset + length, 0),
                 };
                 assert_eq!(files.len(), count);
@@ -143,7 +146,7 @@ mod tests {
     fn a_place_is_taken_until_it_is_dropped_and_none_is_outside() {
         let (bar, machine) = machine(3 * UNIT);
         let file = File::open("/dev/null").expect("it is there");
-        let place = |length, writable| bar.place(file.as_fd(), length, writable);
+        let place = |length, writable| bar.place(file.as_fd(), file.as_fd(), length, writable);
         let first = place(1, true).expect("there is room");
         let second = place(UNIT, false).expect("there is room");
         let third = place(4096, true).expect("there is room");

@@ -107,8 +107,14 @@ impl Machine {
     ///
     /// # Errors
     /// As of [`Bar::place`].
-    pub fn place(&self, file: BorrowedFd<'_>, length: u64, writable: bool) -> io::Result<Place> {
-        self.bar.place(file, length, writable)
+    pub fn place(
+        &self,
+        file: BorrowedFd<'_>,
+        control: BorrowedFd<'_>,
+        length: u64,
+        writable: bool,
+    ) -> io::Result<Place> {
+        self.bar.place(file, control, length, writable)
     }
 
     /// Tells the agent that a file has an event.

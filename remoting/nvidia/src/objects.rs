@@ -224,6 +224,14 @@ impl Objects {
             .collect()
     }
 
+    /// The control file of the client that has what a device file shows.
+    pub fn control_of(&self, file: u32) -> Option<u32> {
+        let shows = |mapped: &Mapped| mapped.address.is_some() && mapped.file == file;
+        let mut clients = self.clients.values();
+        let client = clients.find(|client| client.mapped.values().any(shows));
+        client.map(|client| client.file)
+    }
+
     /// The device files that show what clients on a control file have.
     pub fn showing_of_file(&self, file: u32) -> Vec<u32> {
         let clients = self.clients.iter();

@@ -364,11 +364,19 @@ impl Session {
                 // Another thread has just changed what the file shows.
                 Some(_) if ordered.is_none() => Err(libc::ENOMEM),
                 Some(machine) => {
+                    let control = self
+                        .worker
+                        .objects
+                        .lock_unpoisoned()
+                        .control_of(file.number);
+                    let control =
+                        control.and_then(|file| self.worker.files.lock_unpoisoned().get(file));
+                    let control = control.ok_or(libc::ENOMEM)?;
                     let mut left = file.left();
                     let place = match left.place.take() {
                         Some(place) => place,
                         None => machine
-                            .place(file.device(), length, is_writable)
+                            .place(file.device(), control.device(), length, is_writable)
                             .map_err(errno)?,
                     };
                     let at = left.place.insert(place).offset();

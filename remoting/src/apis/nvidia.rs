@@ -58,7 +58,9 @@ pub mod to_agent {
 /// What the worker wants of BAR 4.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageRequest {
-    /// Show the first `length` bytes of the file that comes along at `offset` of BAR 4.
+    /// Show the first `length` bytes of the first file that comes along at `offset` of BAR 4, and keep the second one open
+    /// as long: what the driver frees when the worker's files are closed is then not freed before, even if the worker is
+    /// killed.
     Place {
         /// A multiple of [`PAGE`].
         offset: u64,
