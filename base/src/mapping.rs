@@ -229,12 +229,26 @@ impl Mapping {
     ///
     /// # Errors
     /// The lengths differ, or the system call fails.
-    pub fn replace_by(&self, mut other: Self) -> io::Result<()> {
+    pub fn replace_by(&self, other: Self) -> io::Result<()> {
         if other.len != self.len {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        // SAFETY: this mapping, whose memory is only referred to by pointers.
-        unsafe { other.move_to(self.start.as_ptr() as usize) }?;
+        self.replace_part_by(0, other)
+    }
+
+    /// Replaces what is mapped from byte `at` on by another mapping. Unlike with [`Mapping::replace`], whatever can
+    /// refuse a mapping has done so before anything is replaced. A concurrent access sees either the old or the new
+    /// memory.
+    ///
+    /// # Errors
+    /// The range is not within the mapping, or the system call fails.
+    pub fn replace_part_by(&self, at: usize, mut other: Self) -> io::Result<()> {
+        if at.checked_add(other.len).is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let to = self.start.as_ptr().wrapping_add(at);
+        // SAFETY: within this mapping, whose memory is only referred to by pointers.
+        unsafe { other.move_to(to as usize) }?;
         // Two values now refer to one mapping; only `self` keeps it.
         std::mem::forget(other);
         Ok(())
@@ -375,6 +389,22 @@ mod tests {
                     .is_err()
             );
         }
+    }
+
+    #[test]
+    fn a_part_is_replaced_by_another_mapping_and_nothing_outside_is() {
+        let whole = Mapping::anonymous(3 * PAGE, Access::ReadWrite).unwrap();
+        write(&whole, 0, 9);
+        let part = |pages: usize| {
+            Mapping::shared(file(5, pages), 0, pages * PAGE, Access::ReadWrite).unwrap()
+        };
+        whole.replace_part_by(PAGE, part(1)).unwrap();
+        for (at, pages) in [(2 * PAGE, 2), (3 * PAGE, 1), (PAGE + 1, 1), (usize::MAX, 1)] {
+            assert!(whole.replace_part_by(at, part(pages)).is_err(), "{at}");
+        }
+        assert!(whole.replace_by(part(2)).is_err());
+        let bytes = [0, PAGE, 2 * PAGE].map(|at| read(&whole, at));
+        assert_eq!(bytes, [9, 5, 0]);
     }
 
     #[test]

@@ -6,6 +6,8 @@ pub const OPENCL_SOCKET: &str = "/run/gantry/opencl.sock";
 pub const CUDA_SOCKET: &str = "/run/gantry/cuda.sock";
 /// Socket of gantry-nvidia.
 pub const NVIDIA_SOCKET: &str = "/run/gantry/nvidia.sock";
+/// Socket of a gantry-nvidia for the programs of a VM.
+pub const NVIDIA_VM_SOCKET: &str = "/run/gantry/nvidia-vm.sock";
 /// Socket of the arbiter.
 pub const ARBITER_SOCKET: &str = "/run/gantry-arbiter/socket";
 /// Socket of gantry-tunnel.

@@ -5,21 +5,24 @@
 
 use std::{
     io::Write,
-    os::unix::net::{UnixListener, UnixStream},
+    os::{
+        fd::AsFd,
+        unix::net::{UnixListener, UnixStream},
+    },
     sync::{Arc, LazyLock},
     thread,
     time::Duration,
 };
 
 use devices::{
-    accel::{Accel, Apis, Options, Resources},
+    accel::{Accel, ApiId, Apis, Options, Resources},
     pci::{BarIndex, Bdf},
     testing::{FakeLines, FakeSpace, Rig},
     thread::Unconfined,
 };
 use gantry_fuzz::{input::Input, scratch};
 use gantry_remoting::{
-    apis,
+    apis::{self, nvidia::PageRequest},
     link::{socket, window::SMALLEST},
     port::{ATTACHMENT, Attachment, DOORBELL, registers},
     wire::hello::{self, Hello},
@@ -61,6 +64,17 @@ fn accept(workers: &mut Vec<Worker>) {
         workers.len() <= SLICES as usize,
         "a worker for each slice at most"
     );
+}
+
+/// What a worker of a port for native contexts sends, and a file that is none of a device that it may show.
+fn ask_for_pages(stream: &UnixStream, input: &mut Input) {
+    let mut bytes = [0; PageRequest::SIZE];
+    // Kind, offset and length.
+    for (word, bits) in bytes.chunks_exact_mut(8).zip([3, 0xf000, 0xf000]) {
+        word[..2].copy_from_slice(&(input.u16() & bits).to_le_bytes());
+    }
+    let files = [stream.as_fd()];
+    let _ = socket::send(stream, &bytes, &files[..usize::from(input.u8() & 1)]);
 }
 
 fn step(rig: &Rig, lines: &FakeLines, bdf: Bdf, workers: &mut Vec<Worker>, input: &mut Input) {
@@ -116,6 +130,7 @@ fn step(rig: &Rig, lines: &FakeLines, bdf: Bdf, workers: &mut Vec<Worker>, input
                     // Its interrupt, which the guest may have serviced.
                     0 => drop(rustix::io::write(&files[2], &1u64.to_le_bytes())),
                     1 => lines.serve(),
+                    2 => ask_for_pages(stream, input),
                     _ => drop(stream.write(input.bytes(len))),
                 }
             }
@@ -132,15 +147,22 @@ fuzz_target!(|bytes: &[u8]| {
     let mut input = Input::new(bytes);
     LazyLock::force(&POOL);
     let rig = Rig::new();
+    // The last byte, so that older inputs mean what they did.
+    let native = bytes.last().is_some_and(|last| last & 1 != 0);
+    let (apis, slices, pages) = match native {
+        true => (Apis::one(ApiId::Nvidia), 1, 1 << 20),
+        false => (Apis::ALL, SLICES, 0),
+    };
     let options = Options {
         thread_name: "accel".to_owned(),
-        apis: Apis::ALL,
+        apis,
         socket: scratch::path("pool"),
-        slices: SLICES,
+        slices,
         slice_size: SMALLEST,
         device: String::new(),
         weight: 1,
         memory: 1 << 20,
+        pages,
         client: "guest".to_owned(),
         compiled: "guest".to_owned(),
         archive: None,

@@ -9,7 +9,7 @@ use std::{
 
 use base::{
     limits,
-    paths::{ARBITER_SOCKET, CUDA_SOCKET, OPENCL_SOCKET},
+    paths::{ARBITER_SOCKET, CUDA_SOCKET, NVIDIA_VM_SOCKET, OPENCL_SOCKET},
 };
 use vmfunc_gate::{host::DEVICE, port::Lack};
 
@@ -119,6 +119,7 @@ impl Host {
             self.cuda(),
             self.native_contexts(),
             self.pool(),
+            self.native_worker(),
             self.arbiter(),
             self.control_groups(),
             self.gate(),
@@ -378,6 +379,11 @@ impl Host {
         let cure = "for --accel: systemctl start gantry-accel, or gantry-accel serve --socket \
                     /run/gantry/opencl.sock";
         self.service("accelerator pool", &sockets, cure)
+    }
+
+    fn native_worker(&self) -> Finding {
+        let cure = "for --accel api=nvidia: gantry-nvidia --vm /run/gantry/nvidia-vm.sock";
+        self.service("native contexts of VMs", &[NVIDIA_VM_SOCKET], cure)
     }
 
     fn arbiter(&self) -> Finding {
@@ -665,6 +671,8 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert_eq!(host.pool().state, "listens on /run/gantry/opencl.sock");
         drop(listener);
+        let native = host.native_worker().state;
+        assert_eq!(native, "there is no /run/gantry/nvidia-vm.sock");
         let left = host.pool();
         assert_eq!(left.verdict, Verdict::Optional);
         assert!(

@@ -28,6 +28,8 @@ const CONTEXTUAL: &[&str] = &[
     "NetConfig.vhost_mode",
     // Only with transport Gate.
     "AccelConfig.shared",
+    // Only with api Nvidia.
+    "AccelConfig.pages",
 ];
 
 /// Answers, and types that mean nothing unless all their properties are there, although the
@@ -253,7 +255,7 @@ impl Samples {
     /// All properties of an accelerator by one transport.
     fn accelerator(&self, transport: &str) -> Value {
         const GATE: [&str; 2] = ["server", "shared"];
-        const RING: [&str; 7] = [
+        const RING: [&str; 8] = [
             "socket",
             "device",
             "weight",
@@ -261,6 +263,7 @@ impl Samples {
             "window",
             "slices",
             "compiler_cache",
+            "pages",
         ];
         let mut full = object(&self.all("AccelConfig")).clone();
         full.insert("transport".to_owned(), json!(transport));

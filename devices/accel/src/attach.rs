@@ -17,6 +17,7 @@ use gantry_remoting::{
     apis::spoken,
     link::socket,
     port::{Apis, Attachment, user_of_number},
+    wire::api::ApiId,
 };
 use pci::MsixTable;
 use vmm_sys_util::eventfd::EventFd;
@@ -73,6 +74,11 @@ impl Attach {
         }
     }
 
+    /// Whether the port is for native contexts.
+    pub fn is_native(&self) -> bool {
+        self.apis.first() == Some(ApiId::Nvidia)
+    }
+
     /// The pool that provides the workers of new applications.
     pub fn pool(&self) -> Pool {
         self.pool.lock_unpoisoned().clone()
@@ -95,6 +101,10 @@ impl Attach {
 
     /// Passes a slice to another worker, which will take over the application.
     pub fn take_up(&self, slice: usize, pool: &Pool) -> io::Result<UnixStream> {
+        if self.is_native() {
+            let why = "native contexts are not taken over";
+            return Err(io::Error::new(io::ErrorKind::Unsupported, why));
+        }
         self.hand_over(slice, pool, true)
     }
 
@@ -117,7 +127,9 @@ impl Attach {
             .get(slice)
             .ok_or_else(|| io::Error::other("there is no doorbell"))?;
         let stream = socket::connect(&pool.socket)?;
-        socket::refuse_files(&stream);
+        if !self.is_native() {
+            socket::refuse_files(&stream);
+        }
         let attachment = Attachment {
             api: api.api,
             version: api.version,

@@ -41,6 +41,8 @@ use super::{
     lend::Desk,
     line::PortLine,
     moving::{self, Coming},
+    page_requests::Requests,
+    pages::{self, Pages},
     registers::{Doorbells, Registers},
     saved::{SavedSlice, check_pieces},
     service::Service,
@@ -51,6 +53,7 @@ use super::{
 const REGISTERS: u8 = 0;
 const DOORBELLS: u8 = 1;
 const WINDOW: u8 = 2;
+const PAGES: u8 = 4;
 const PAGE: u64 = 4096;
 /// Timeout for workers to end.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -106,8 +109,12 @@ pub struct Accel {
     listening: Option<u64>,
     /// The guest's mapping of the window; dropped before the window.
     placed: Option<Box<dyn Mapping>>,
+    /// The guest's mapping of the pages; dropped before them.
+    shown: Option<Box<dyn Mapping>>,
     slices: Arc<Slices>,
     window: Arc<Window>,
+    /// What is behind BAR 4.
+    pages: Option<Arc<Pages>>,
     account: Arc<(Account, OwnedFd)>,
     /// Passes slices to workers.
     attach: Arc<Attach>,
@@ -126,7 +133,19 @@ pub struct Accel {
 
 impl Accel {
     /// Creates a port without applications.
+    ///
+    /// # Errors
+    /// The sizes are invalid, or the host lacks what the port needs.
     pub fn new(options: Options, resources: Resources) -> Result<Self, Error> {
+        Self::with_devices(options, resources, pages::MAJOR)
+    }
+
+    /// Like [`Accel::new`], for device files with this major number.
+    pub(super) fn with_devices(
+        options: Options,
+        resources: Resources,
+        major: u32,
+    ) -> Result<Self, Error> {
         let Options {
             slices: count,
             slice_size: size,
@@ -156,6 +175,17 @@ impl Accel {
             let index = bar_index(bar);
             config.add_bar(BarRequest { index, kind, size })?;
         }
+        if options.pages > 0 {
+            // Not prefetchable, so that the guest's kernel has it mapped uncached, as device pages
+            // are on the host.
+            config.add_bar(BarRequest {
+                index: bar_index(PAGES),
+                kind: BarKind::Memory64 {
+                    prefetchable: false,
+                },
+                size: options.pages,
+            })?;
+        }
         // At most MOST_SLICES + 1.
         let vectors = count as u16 + 1;
         let registers = bar_index(REGISTERS);
@@ -169,6 +199,10 @@ impl Accel {
         config.set(offsets::INTERRUPT_PIN, &[1]);
         let line = Arc::<PortLine>::default();
         let slices = Arc::new(Slices::new(count).map_err(Error::EventFd)?);
+        let pages = match options.pages {
+            0 => None,
+            size => Some(Arc::new(Pages::new(size, major, Arc::clone(&slices))?)),
+        };
         let bells: Result<Vec<_>, _> = (0..count).map(|_| EventFd::new(EFD_NONBLOCK)).collect();
         let doorbells: Arc<[EventFd]> = bells.map_err(Error::EventFd)?.into();
         let window = Arc::new(Window::new(count, size)?);
@@ -202,7 +236,9 @@ impl Accel {
             doorbells,
             listening: None,
             placed: None,
+            shown: None,
             window,
+            pages,
             account,
             attach,
             desk: Arc::new(Desk::new(
@@ -229,9 +265,18 @@ impl Accel {
             line: Arc::clone(&self.line),
             attach: Arc::clone(&self.attach),
             desk: Arc::clone(&self.desk),
+            requests: self
+                .pages
+                .clone()
+                .map(|pages| RefCell::new(Requests::new(pages))),
             name: self.options.thread_name.clone(),
             warnings: RefCell::default(),
         }
+    }
+
+    /// What is behind BAR 4, if the port has that.
+    pub fn pages(&self) -> Option<&Arc<Pages>> {
+        self.pages.as_ref()
     }
 
     /// A handle to move its applications.
@@ -403,20 +448,31 @@ impl Accel {
 
     fn place(&mut self, address: Option<u64>) {
         self.placed = None;
-        let Some(address) = address else { return };
+        let memory = (self.window.base(), self.window.size());
+        self.placed = self.map(memory, address);
+    }
+
+    fn show(&mut self, address: Option<u64>) {
+        self.shown = None;
+        let Some(pages) = &self.pages else { return };
+        let memory = (pages.base(), pages.size());
+        self.shown = self.map(memory, address);
+    }
+
+    /// Maps host memory into the guest.
+    fn map(&mut self, (base, len): (*mut u8, u64), at: Option<u64>) -> Option<Box<dyn Mapping>> {
         let memory = HostMemory {
-            address: self.window.base(),
-            len: self.window.size(),
+            address: base,
+            len,
             read_only: false,
         };
-        match self
+        let mapped = self
             .resources
             .space
-            .map(memory, PAGE, Some(GuestAddress(address)))
-        {
-            Ok(placed) => self.placed = Some(placed),
-            Err(error) => self.warn("map the window into the guest", &error),
-        }
+            .map(memory, PAGE, Some(GuestAddress(at?)));
+        mapped
+            .map_err(|error| self.warn("map its memory into the guest", &error))
+            .ok()
     }
 
     /// Updates the interrupts from the guest's registers.
@@ -470,7 +526,7 @@ fn window_size(slices: u32, slice: u64) -> Option<u64> {
     (fits && whole <= 1 << 46).then_some(whole)
 }
 
-/// Index of one of the three BARs.
+/// Index of one of the BARs.
 fn bar_index(bar: u8) -> BarIndex {
     BarIndex::new(bar).unwrap_or(BarIndex::ZERO)
 }
@@ -511,6 +567,7 @@ impl PciFunction for Accel {
         match index.get() {
             DOORBELLS => self.listen_at(address),
             WINDOW => self.place(address),
+            PAGES => self.show(address),
             _ => {}
         }
     }
@@ -589,10 +646,13 @@ impl PciFunction for Accel {
     fn save(&mut self) -> Result<Value, LifecycleError> {
         let slices = self.saved.lock_unpoisoned().clone();
         if slices.is_none() && self.slices.in_use() > 0 {
-            return Err(LifecycleError::WrongState(
-                "applications of the guest use the accelerator: end them, let the snapshot have \
-                 them (accel=save), or let it take the accelerator from them (detach)",
-            ));
+            return Err(LifecycleError::WrongState(match self.pages {
+                None => {
+                    "applications of the guest use the accelerator: end them, let the snapshot \
+                         have them (accel=save), or let it take the accelerator from them (detach)"
+                }
+                Some(_) => moving::NATIVE,
+            }));
         }
         Ok(serde_json::to_value(PortState {
             config: self.config.save(),

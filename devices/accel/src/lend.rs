@@ -122,6 +122,18 @@ impl Desk {
         *self.orders.lock_unpoisoned() = None;
     }
 
+    /// Closes files on a thread of its own. Without one, they stay open.
+    pub fn close_files(&self, files: Vec<OwnedFd>) {
+        let files = Arc::new(Mutex::new(Some(files)));
+        let theirs = Arc::clone(&files);
+        let work = Box::new(move || drop(theirs.lock_unpoisoned().take()));
+        let name = format!("{}_cl", self.thread_name);
+        if let Err(error) = self.spawner.spawn(ThreadRole::Accel, &name, work) {
+            log::warn!("{}: a worker's files stay open: {error}", self.thread_name);
+            mem::forget(files);
+        }
+    }
+
     /// Lets this worker serve a slice from now on.
     pub fn serve(&self, slice: usize, stream: UnixStream) {
         self.leave(Order::Back(slice, stream));

@@ -9,10 +9,12 @@
 //!               └────────── slice of the window (shared memory) ────────────────── ┘
 //! ```
 //!
-//! - [`function`]: the PCI function with its three BARs, in the layout of
+//! - [`function`]: the PCI function with its BARs, in the layout of
 //!   [`gantry_remoting::port`].
 //! - `registers`: the trapped registers for the agent, and doorbells that KVM did not register.
 //! - `slices`: the state of each slice, which vCPUs and the service change atomically.
+//! - `pages`, `page_requests`: the fourth BAR of a port for native contexts, and what its worker asks
+//!   of it.
 //! - `window`: the memory, with one file per slice, so that a worker can be given one slice and
 //!   nothing else.
 //! - [`gantry_remoting::account`]: how much device memory the workers of all slices use.
@@ -38,6 +40,8 @@ pub mod left;
 mod lend;
 mod line;
 pub mod moving;
+mod page_requests;
+mod pages;
 mod registers;
 pub mod rounds;
 pub mod saved;
@@ -56,6 +60,7 @@ pub use gantry_remoting::{
     port::{Apis, MOST_SLICES, NAME as LONGEST_NAME},
     wire::api::ApiId,
 };
+pub use pages::Pages;
 use pci::ConfigError;
 pub use slices::Claim;
 
@@ -82,6 +87,9 @@ pub struct Options {
     pub client: String,
     /// Archive of its applications, if it is restored from a snapshot or migration.
     pub archive: Option<Arc<File>>,
+    /// Size of BAR 4 in bytes, a power of two: where the worker of a port for native contexts has
+    /// pages of device files shown. 0: there is none.
+    pub pages: u64,
     /// Key under which the VM's compiled programs are cached, so that applications find earlier
     /// results. Empty: nothing is cached.
     pub compiled: String,

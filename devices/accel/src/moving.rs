@@ -203,12 +203,21 @@ impl Handle {
         self.saved.lock_unpoisoned()
     }
 
+    /// Whether the port is for native contexts.
+    pub fn is_native(&self) -> bool {
+        self.attach.is_native()
+    }
+
     fn carry_out(&self, asked: Move) -> Moved {
         let mut moved = Moved {
             asked,
             slices: Vec::new(),
             reasons: Vec::new(),
         };
+        if self.is_native() {
+            moved.reasons.push(NATIVE.to_owned());
+            return moved;
+        }
         let Move { slice, to, .. } = moved.asked.clone();
         let before = self.attach.pool();
         if slice.is_none()
@@ -613,6 +622,10 @@ impl Waiting {
         Ok(())
     }
 }
+
+/// Why native contexts are neither saved nor moved.
+pub(super) const NATIVE: &str = "programs of the guest use native contexts, which are neither saved nor moved: suspend \
+     them in the guest (gantry-checkpoint suspend) and let the accelerator be taken from them (detach), or end them";
 
 pub(super) const NEW: &str = "the worker that was to serve it";
 

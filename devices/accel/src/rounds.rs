@@ -33,7 +33,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     blocks::Sent,
     lend::Borrowed,
-    moving::{Handle, save},
+    moving::{Handle, NATIVE, save},
     saved::{Archive, Error, SavedSlice, named},
 };
 
@@ -257,12 +257,16 @@ impl Drop for Copied {
 /// Why applications of these ports cannot be moved, as far as their workers know while they serve.
 /// Workers that are missing or do not reply are found out later.
 pub fn immovable(ports: &[(String, Handle)], patience: &Patience) -> Vec<String> {
+    let native = ports
+        .iter()
+        .filter(|(_, port)| port.is_native() && port.slices.in_use() > 0);
+    let native = native.map(|(id, _)| format!("{id}: {NATIVE}"));
     let answers = examine(ports, |_, _| true, patience);
     let refused = answers.into_iter().filter_map(|(of, answer)| match answer {
         Err(NotMoved::Refused(why)) => Some(format!("{of}: {why}")),
         _ => None,
     });
-    refused.collect()
+    native.chain(refused).collect()
 }
 
 /// Asks the workers of applications concurrently what they know about a move while they serve.

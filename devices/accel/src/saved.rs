@@ -24,7 +24,7 @@ use super::{
     blocks::Run,
     left::{Application, Left},
     lend::Borrowed,
-    moving::{Handle, quiesce},
+    moving::{Handle, NATIVE, quiesce},
     rounds::Copied,
     slices::Claim,
 };
@@ -411,6 +411,10 @@ impl Port {
         for slice in 0..slices.count() as usize {
             let state = slices.get(slice);
             if state == State::Free || mine.contains(&slice) {
+                continue;
+            }
+            if self.handle.is_native() {
+                reasons.push(format!("{}: {NATIVE}", self.id));
                 continue;
             }
             if state == State::Open {

@@ -10,8 +10,12 @@ use std::{
     io::{self, Read},
     mem,
     net::Shutdown,
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     sync::{Arc, atomic::Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -19,8 +23,11 @@ use device_model::shared_event;
 use gantry_remoting::{
     apis,
     note::Seldom,
-    port::{READY, State},
-    wire::hello::{self, Hello, Refused},
+    port::{Apis, READY, State},
+    wire::{
+        api::{ApiId, Spoken},
+        hello::{self, Hello, Refused},
+    },
 };
 use pci::MsixTable;
 use vmm_sys_util::eventfd::EventFd;
@@ -29,6 +36,7 @@ use super::{
     attach::Attach,
     lend::{Borrowed, Desk, Order},
     line::PortLine,
+    page_requests::{Fault, Requests},
     slices::{Claim, Slices},
     window::Window,
 };
@@ -38,6 +46,9 @@ use super::{
 pub const PACE: Duration = Duration::from_millis(20);
 /// Delay before another attempt to replace the memory of a closing slice.
 const RETRY: Duration = Duration::from_secs(1);
+/// Number of attempts to take device pages from the guest, and the time between two of them.
+const ATTEMPTS: u32 = 50;
+const PAUSE: Duration = Duration::from_millis(10);
 
 /// State and resources of the thread.
 pub struct Service {
@@ -53,6 +64,8 @@ pub struct Service {
     pub attach: Arc<Attach>,
     /// Lends workers to other threads.
     pub desk: Arc<Desk>,
+    /// What the worker of a port for native contexts asks of BAR 4.
+    pub requests: Option<RefCell<Requests>>,
     /// Name for log messages.
     pub name: String,
     /// Limits the rate of warnings that a guest can cause at will.
@@ -116,6 +129,27 @@ impl Link {
     }
 }
 
+/// What a worker has said.
+enum Heard {
+    Nothing,
+    /// It serves.
+    Ready,
+    /// It is gone, and why.
+    End(String),
+    /// It must end, and why.
+    Fault(String),
+}
+
+impl Heard {
+    /// For an error of its connection.
+    fn failed(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Self::Nothing,
+            _ => Self::End(Fault::Connection(error).to_string()),
+        }
+    }
+}
+
 impl Service {
     /// Serves until it is told to stop. Closing the connections then ends the workers.
     pub fn run(self) {
@@ -132,8 +166,52 @@ impl Service {
         }
         self.desk.close();
         // Borrowers notice that their workers are of no use any more.
-        for link in &mut links {
+        let finished = links.iter_mut().all(|link| self.finish(link));
+        if !finished {
+            // Its worker stays: it would give the guest's pages to others as it ends.
+            mem::forget(links);
+        }
+    }
+
+    /// Asks a worker to end, after the guest has ceased to see anything of its devices: a worker that
+    /// is told to end, or has ended, need not have had its pages removed. Returns false if that is
+    /// not possible yet.
+    fn finish(&self, link: &mut Link) -> bool {
+        let hidden = self.hide();
+        if hidden {
             link.finish();
+        }
+        hidden
+    }
+
+    /// Makes sure that the guest sees nothing of devices.
+    fn hide(&self) -> bool {
+        let Some(requests) = &self.requests else {
+            return true;
+        };
+        let mut requests = requests.borrow_mut();
+        for _ in 0..ATTEMPTS {
+            match requests.pages().clear() {
+                Ok(()) => {
+                    let mut done = Vec::new();
+                    requests.forget(&mut done);
+                    self.close(done);
+                    return true;
+                }
+                Err(error) => self.warn(format_args!(
+                    "cannot take a device's pages from the guest yet: {error}"
+                )),
+            }
+            thread::sleep(PAUSE);
+        }
+        false
+    }
+
+    /// Closes files of a worker on a thread of its own: a driver may take long, and a file system that
+    /// another process serves may wait for it.
+    fn close(&self, files: Vec<OwnedFd>) {
+        if !files.is_empty() {
+            self.desk.close_files(files);
         }
     }
 
@@ -168,6 +246,10 @@ impl Service {
 
     fn lend(&self, links: &mut [Link], of: Option<u32>) -> Vec<Borrowed> {
         let mut borrowed = Vec::new();
+        if self.requests.is_some() {
+            // Its requests are answered here.
+            return borrowed;
+        }
         for (slice, link) in links.iter_mut().enumerate() {
             let meant = of.is_none_or(|of| of as usize == slice);
             if !meant || self.slices.get(slice) != State::Open {
@@ -205,13 +287,17 @@ impl Service {
                 }
                 State::Opening | State::Open => self.listen(slice, link),
                 State::Ended => {
-                    link.finish();
+                    if !self.finish(link) {
+                        next = Some(RETRY);
+                    }
                     if matches!(link, Link::Gone) {
                         self.attach.account.0.clear(slice as u32);
                     }
                 }
                 State::Closing => {
-                    link.finish();
+                    if !self.finish(link) {
+                        next = Some(RETRY);
+                    }
                     if matches!(link, Link::Gone) {
                         self.attach.account.0.clear(slice as u32);
                         match self.window.renew(slice) {
@@ -257,6 +343,9 @@ impl Service {
 
     /// Passes a slice to a worker.
     fn open(&self, slice: usize, link: &mut Link) {
+        if let Some(requests) = &self.requests {
+            requests.borrow().pages().begin();
+        }
         match self.attach.open(slice) {
             Ok(stream) => *link = Link::Asked(stream),
             // The pool is busy: this slice is retried later.
@@ -267,33 +356,30 @@ impl Service {
             }
             Err(error) => {
                 self.warn(format_args!(
-                    "no worker for slice {slice}: cannot reach the pool at {}: {error}; is \
-                     gantry-accel serving there?",
-                    self.attach.pool().socket.display()
+                    "no worker for slice {slice}: cannot reach the pool at {}: {error}; is {} serving \
+                     there?",
+                    self.attach.pool().socket.display(),
+                    match self.requests {
+                        None => "gantry-accel",
+                        Some(_) => "gantry-nvidia --vm",
+                    }
                 ));
                 self.end(slice, State::Opening);
             }
         }
     }
 
-    /// Handles a worker's message that it serves, which it sends once, and its end.
+    /// Handles a worker's message that it serves, which it sends once, its requests for pages, and its
+    /// end.
     fn listen(&self, slice: usize, link: &mut Link) {
         let Some(stream) = link.stream() else { return };
-        let mut said = [0; hello::SIZE];
-        let heard = match (&mut &*stream).read(&mut said) {
-            Ok(0) => Err("has ended".to_owned()),
-            Ok(got) => Ok(&said[..got]),
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => return,
-                _ => Err(format!("cannot be heard: {error}")),
-            },
+        let (from, why) = match link {
+            Link::Asked(_) => (State::Opening, self.hear_first(stream)),
+            _ => (State::Open, self.hear(stream)),
         };
-        let from = match link {
-            Link::Asked(_) => State::Opening,
-            _ => State::Open,
-        };
-        let why = match heard {
-            Ok([READY]) if from == State::Opening => {
+        let why = match why {
+            Heard::Nothing => return,
+            Heard::Ready => {
                 self.slices.opened.fetch_add(1, Ordering::Relaxed);
                 if let Link::Asked(stream) = mem::replace(link, Link::Gone) {
                     *link = Link::Serving(stream);
@@ -301,16 +387,57 @@ impl Service {
                 self.slices.change(slice, State::Opening, State::Open);
                 return;
             }
-            Ok(said) if from == State::Opening => refusal(said),
-            Ok(_) => "talks too much".to_owned(),
-            Err(why) => {
+            // What it has shown of devices goes before its end is told.
+            Heard::End(_) | Heard::Fault(_) if !self.hide() => return,
+            Heard::End(why) => {
                 *link = Link::Gone;
                 why
             }
+            Heard::Fault(why) => why,
         };
         self.warn(format_args!("the worker of slice {slice} {why}"));
         link.finish();
         self.end(slice, from);
+    }
+
+    /// Hears whether a worker serves. What follows that message is left.
+    fn hear_first(&self, stream: &UnixStream) -> Heard {
+        let mut said = [0; hello::SIZE];
+        let (first, rest) = said.split_at_mut(1);
+        match (&mut &*stream).read(first) {
+            Ok(0) => Heard::End("has ended".to_owned()),
+            Ok(_) if *first == [READY] => Heard::Ready,
+            Ok(_) => {
+                // A refusal is sent at once.
+                let more = (&mut &*stream).read(rest).unwrap_or(0);
+                Heard::Fault(refusal(&said[..=more], self.attach.apis))
+            }
+            Err(error) => Heard::failed(error),
+        }
+    }
+
+    /// Hears a worker that serves.
+    fn hear(&self, stream: &UnixStream) -> Heard {
+        let Some(requests) = &self.requests else {
+            return match (&mut &*stream).read(&mut [0; 1]) {
+                Ok(0) => Heard::End("has ended".to_owned()),
+                Ok(_) => Heard::Fault("talks too much".to_owned()),
+                Err(error) => Heard::failed(error),
+            };
+        };
+        let mut requests = requests.borrow_mut();
+        if requests.pages().is_revoked() {
+            let why = "has shown the guest pages behind which the host has no memory any longer";
+            return Heard::Fault(why.to_owned());
+        }
+        let mut done = Vec::new();
+        let served = requests.serve(stream, &mut done);
+        self.close(done);
+        match served {
+            Ok(()) => Heard::Nothing,
+            Err(fault @ (Fault::Gone | Fault::Connection(_))) => Heard::End(fault.to_string()),
+            Err(fault) => Heard::Fault(fault.to_string()),
+        }
     }
 
     /// Marks a slice as ended, unless the guest has closed it meanwhile.
@@ -374,14 +501,19 @@ impl Service {
     }
 }
 
-/// Describes the message of a worker that refuses to serve.
-fn refusal(said: &[u8]) -> String {
-    match said.try_into().map(|said| Hello::check(said, &apis::ALL)) {
+/// Describes the message of a worker that refuses to serve a port for these APIs.
+fn refusal(said: &[u8], ours: Apis) -> String {
+    let native = ours.first() == Some(ApiId::Nvidia);
+    let (spoken, program): (&[Spoken], _) = match native {
+        true => (&[apis::nvidia::SPOKEN], "gantry-nvidia"),
+        false => (&apis::ALL, "gantry-accel"),
+    };
+    match said.try_into().map(|said| Hello::check(said, spoken)) {
         Ok(Err(Refused::Version { api, ours, theirs })) => format!(
             "speaks version {theirs} of the remoting protocol for {api} and this machine {ours}: install \
-             gantry and gantry-accel of one release"
+             gantry and {program} of one release"
         ),
-        Ok(Ok(hello)) => format!(
+        Ok(Ok(hello)) if !native => format!(
             "is of a pool for {}, and the application calls another API: name a pool that serves it, too \
              (gantry-accel serve --api opencl,cuda)",
             hello.api
@@ -402,6 +534,7 @@ mod tests {
 
     #[test]
     fn a_worker_of_another_build_or_for_another_api_is_reported_with_what_it_serves() {
+        let cl = Apis::one(ApiId::OpenCl);
         let theirs = Version {
             number: OpenCl::VERSION.number + 1,
             ..OpenCl::VERSION
@@ -410,12 +543,12 @@ mod tests {
             version: theirs,
             ..Hello::client::<OpenCl>()
         };
-        let text = refusal(&hello.to_bytes());
+        let text = refusal(&hello.to_bytes(), cl);
         for version in [theirs, OpenCl::VERSION] {
             assert!(text.contains(&version.to_string()), "{text}");
         }
-        assert!(refusal(&[REFUSED]).contains("log"));
-        let text = refusal(&Hello::client::<OpenCl>().to_bytes());
+        assert!(refusal(&[REFUSED], cl).contains("log"));
+        let text = refusal(&Hello::client::<OpenCl>().to_bytes(), cl);
         assert!(text.contains("a pool for opencl"), "{text}");
     }
 }

@@ -1,6 +1,7 @@
 //! The port from the perspectives of guest and worker, without either.
 
 use std::{
+    collections::BTreeMap,
     io::{Read, Write},
     os::{
         fd::AsRawFd,
@@ -35,9 +36,21 @@ use vm_memory::GuestAddress;
 
 use super::*;
 
-/// Records the mapping of the window.
+/// Records the mappings of window and device pages, by their addresses in the guest.
 #[derive(Clone, Default)]
-struct Space(Arc<Mutex<Option<(u64, usize, u64)>>>);
+struct Space(Arc<Mutex<BTreeMap<u64, (usize, u64)>>>);
+
+impl Space {
+    /// The only mapping: address in the guest, address here, and length.
+    fn window(&self) -> (u64, usize, u64) {
+        let mapped = self.0.lock().unwrap();
+        assert_eq!(mapped.len(), 1);
+        mapped
+            .first_key_value()
+            .map(|(at, (base, len))| (*at, *base, *len))
+            .unwrap()
+    }
+}
 
 struct Placed(Space, u64);
 
@@ -49,7 +62,12 @@ impl AddressSpace for Space {
         at: Option<GuestAddress>,
     ) -> io::Result<Box<dyn Mapping>> {
         let at = at.unwrap().0;
-        *self.0.lock().unwrap() = Some((at, memory.address as usize, memory.len));
+        let before = self
+            .0
+            .lock()
+            .unwrap()
+            .insert(at, (memory.address as usize, memory.len));
+        assert_eq!(before, None);
         Ok(Box::new(Placed(self.clone(), at)))
     }
 }
@@ -62,14 +80,17 @@ impl Mapping for Placed {
 
 impl Drop for Placed {
     fn drop(&mut self) {
-        *self.0.0.lock().unwrap() = None;
+        self.0.0.lock().unwrap().remove(&self.1);
     }
 }
 
 mod apis;
 mod moving;
+mod pages;
 
 const SLICES: u32 = 4;
+/// Major number of /dev/zero, which stands in for device files with pages.
+const MEMORY_DEVICES: u32 = 1;
 
 struct Rig {
     segment: Arc<PciSegment>,
@@ -94,6 +115,7 @@ fn options(folder: &std::path::Path) -> Options {
         device: "Some".to_owned(),
         weight: 3,
         memory: 1 << 30,
+        pages: 0,
         client: "vm".to_owned(),
         compiled: "web".to_owned(),
         archive: None,
@@ -127,7 +149,7 @@ fn rig_of(
         space: Arc::new(space.clone()),
         spawner: Arc::new(Unconfined),
     };
-    let function = Accel::new(options, resources).unwrap();
+    let function = Accel::with_devices(options, resources, MEMORY_DEVICES).unwrap();
     let function = Arc::new(Mutex::new(function));
     let (mmio, pio) = (Arc::<Bus>::default(), Arc::<Bus>::default());
     let config = SegmentConfig {
@@ -223,7 +245,7 @@ fn the_registers_say_what_the_port_has() {
     assert_eq!(rig.read(registers::SLICES), SLICES);
     assert_eq!(u64::from(rig.read(registers::SLICE_SIZE_LOW)), SMALLEST);
     assert_eq!(rig.read(registers::SLICE_SIZE_HIGH), 0);
-    let (at, _, len) = rig.space.0.lock().unwrap().unwrap();
+    let (at, _, len) = rig.space.window();
     assert_eq!((at, len), (rig.bar(2), u64::from(SLICES) * SMALLEST));
     let bells: Vec<_> = (0..u64::from(SLICES))
         .map(|slice| rig.bar(1) + slice * DOORBELL)
@@ -234,7 +256,7 @@ fn the_registers_say_what_the_port_has() {
 #[test]
 fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
     let rig = rig();
-    let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
+    let (_, base, _) = rig.space.window();
     rig.command(2, Command::Open);
     let (_stream, attachment, files) = rig.attached();
     let expected = options(std::path::Path::new(""));
@@ -474,7 +496,7 @@ fn the_death_of_a_worker_ends_its_slice_alone() {
 #[test]
 fn a_slice_that_is_closed_ends_its_worker_and_forgets_its_contents() {
     let rig = rig();
-    let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
+    let (_, base, _) = rig.space.window();
     let mut stream = rig.open(0);
     let byte = base as *mut u8;
     // SAFETY: within the window.
@@ -530,7 +552,7 @@ fn device_memory_of_a_worker_that_has_ended_is_nobodys() {
 #[test]
 fn a_slice_that_no_worker_got_keeps_its_memory() {
     let rig = rig();
-    let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
+    let (_, base, _) = rig.space.window();
     // The pool is unreachable, so the slice is passed to nobody.
     std::fs::remove_file(rig._folder.path().join("pool")).unwrap();
     // SAFETY: within the window.
@@ -582,7 +604,7 @@ fn unplugging_ends_workers_and_takes_memory_and_doorbells_away() {
     let mut stream = rig.open(0);
     rig.segment.unplug(rig.bdf).unwrap();
     assert_eq!(stream.read(&mut [0]).unwrap(), 0);
-    assert_eq!(*rig.space.0.lock().unwrap(), None);
+    assert!(rig.space.0.lock().unwrap().is_empty());
     assert!(rig.doorbells.addresses().is_empty());
 }
 

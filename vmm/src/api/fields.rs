@@ -136,6 +136,7 @@ const OTHERS: &[&str] = &[
     "operation",
     "ops",
     "packages",
+    "pages",
     "parent",
     "passthrough",
     "path",

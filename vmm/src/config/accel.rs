@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use base::paths::{CUDA_SOCKET, OPENCL_SOCKET};
+use base::paths::{CUDA_SOCKET, NVIDIA_VM_SOCKET, OPENCL_SOCKET};
 use devices::{
     accel::{ApiId, Apis, LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
     gate::MOST_SHARED,
@@ -23,6 +23,10 @@ const WINDOW: u64 = 4 << 30;
 const SLICES: u32 = 8;
 /// Default size of the memory shared with a server.
 pub const SHARED: u64 = 1 << 20;
+/// Default window size for native contexts: what the programs of a guest share with their devices.
+const NATIVE_WINDOW: u64 = 16 << 30;
+/// Default size of the space in which device pages are shown, for native contexts.
+const NATIVE_PAGES: u64 = 64 << 20;
 /// Maximum window size.
 const LARGEST_WINDOW: u64 = 1 << 40;
 
@@ -36,6 +40,8 @@ pub enum AccelApi {
     Cuda,
     /// Either one; each application chooses.
     OpenclCuda,
+    /// NVIDIA's kernel interface: programs use NVIDIA's own libraries (native contexts).
+    Nvidia,
 }
 
 impl AccelApi {
@@ -45,6 +51,7 @@ impl AccelApi {
             Self::Opencl => Apis::one(ApiId::OpenCl),
             Self::Cuda => Apis::one(ApiId::Cuda),
             Self::OpenclCuda => Apis::ALL,
+            Self::Nvidia => Apis::one(ApiId::Nvidia),
         }
     }
 
@@ -54,6 +61,7 @@ impl AccelApi {
             Self::Opencl => "opencl",
             Self::Cuda => "cuda",
             Self::OpenclCuda => "opencl,cuda",
+            Self::Nvidia => "nvidia",
         }
     }
 }
@@ -117,6 +125,9 @@ pub struct RingConfig {
     /// The name under which the pool keeps the machine's compiled programs; `off` keeps none. If
     /// absent, they are kept as long as the machine runs.
     pub compiler_cache: Option<String>,
+    /// Bytes of address space in which the guest sees pages of devices, a power of two from 1 MiB to
+    /// 4 GiB; for native contexts alone.
+    pub pages: Option<u64>,
 }
 
 impl Default for RingConfig {
@@ -129,6 +140,7 @@ impl Default for RingConfig {
             window: WINDOW,
             slices: SLICES,
             compiler_cache: None,
+            pages: None,
         }
     }
 }
@@ -167,6 +179,8 @@ struct Flat {
     slices: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     compiler_cache: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pages: Option<u64>,
     #[serde(default)]
     iommu: bool,
     #[serde(flatten)]
@@ -192,7 +206,10 @@ impl TryFrom<Flat> for AccelConfig {
 
     // Earlier versions wrote the defaults of both transports, so those are accepted for either.
     fn try_from(flat: Flat) -> Result<Self, FlatError> {
-        let ring = RingConfig::default();
+        let ring = match (flat.api, flat.transport) {
+            (AccelApi::Nvidia, AccelTransport::Ring) => RingConfig::native(),
+            _ => RingConfig::default(),
+        };
         let ring = RingConfig {
             socket: flat.socket.unwrap_or(ring.socket),
             device: flat.device,
@@ -201,6 +218,7 @@ impl TryFrom<Flat> for AccelConfig {
             window: flat.window.unwrap_or(ring.window),
             slices: flat.slices.unwrap_or(ring.slices),
             compiler_cache: flat.compiler_cache,
+            pages: flat.pages.or(ring.pages),
         };
         let shared = flat.shared.unwrap_or(SHARED);
         let via = match flat.transport {
@@ -245,6 +263,7 @@ impl From<AccelConfig> for Flat {
                 window: Some(ring.window),
                 slices: Some(ring.slices),
                 compiler_cache: ring.compiler_cache,
+                pages: ring.pages,
                 ..flat
             },
             AccelVia::Gate(gate) => Self {
@@ -265,18 +284,28 @@ impl AccelConfig {
         };
         let path = ring.pool(self.api);
         let why = base::socket::is_served(path).err()?;
-        let api = match self.api {
-            AccelApi::Opencl => String::new(),
-            api => format!(" --api {}", api.name()),
+        let path = path.display();
+        let start = match self.api {
+            AccelApi::Nvidia => format!("gantry-nvidia --vm {path}"),
+            AccelApi::Opencl => format!("gantry-accel serve --socket {path}"),
+            api => format!("gantry-accel serve --api {} --socket {path}", api.name()),
         };
-        Some(format!(
-            "no pool listens on {0} ({why}): start gantry-accel serve{api} --socket {0}",
-            path.display()
-        ))
+        Some(format!("no pool listens on {path} ({why}): start {start}"))
     }
 }
 
 impl RingConfig {
+    /// The defaults for native contexts.
+    fn native() -> Self {
+        Self {
+            socket: NVIDIA_VM_SOCKET.into(),
+            window: NATIVE_WINDOW,
+            slices: 1,
+            pages: Some(NATIVE_PAGES),
+            ..Self::default()
+        }
+    }
+
     /// The socket of the worker pool of an API: the configured one, or the default.
     pub fn pool(&self, api: AccelApi) -> &Path {
         match api {
@@ -299,13 +328,60 @@ impl RingConfig {
                 self.compiler_cache != default.compiler_cache,
                 "compiler_cache",
             ),
+            (self.pages != default.pages, "pages"),
         ];
         changed
             .into_iter()
             .find_map(|(differs, field)| differs.then_some(field))
     }
 
-    fn validate(&self) -> Result<(), Invalid> {
+    /// Checks what applies to native contexts alone, and what does not apply to them.
+    fn validate_native(&self, api: AccelApi) -> Result<(), Invalid> {
+        if api != AccelApi::Nvidia {
+            let (with, advice) = (
+                "another api than nvidia",
+                "leave pages out, or take api=nvidia",
+            );
+            return match self.pages {
+                Some(_) => Err(Problem::Conflict { with, advice }.at("pages")),
+                None => Ok(()),
+            };
+        }
+        let with = "api=nvidia";
+        for (wanted, place, advice) in [
+            (
+                self.slices != 1,
+                "slices",
+                "leave slices out: one worker serves all programs, with the whole window",
+            ),
+            (
+                self.device.is_some(),
+                "device",
+                "leave device out: programs have all devices",
+            ),
+            (
+                self.weight != 1,
+                "weight",
+                "leave weight out: devices are not divided by weight among native contexts",
+            ),
+            (
+                self.compiler_cache.is_some(),
+                "compiler_cache",
+                "leave compiler_cache out: programs compile in the guest",
+            ),
+        ] {
+            if wanted {
+                return Err(Problem::Conflict { with, advice }.at(place));
+            }
+        }
+        let pages = self.pages.unwrap_or(NATIVE_PAGES);
+        let valid = pages.is_power_of_two() && (1 << 20..=4 << 30).contains(&pages);
+        let expected = "a power of two from 1 MiB (1048576) to 4 GiB (4294967296)";
+        check::number("pages", pages, valid, expected)
+    }
+
+    fn validate(&self, api: AccelApi) -> Result<(), Invalid> {
+        self.validate_native(api)?;
         if self.socket.as_os_str().is_empty() {
             return Err(Problem::Missing("name the worker pool's socket").at("socket"));
         }
@@ -351,6 +427,7 @@ const KEYS: &[Key] = &[
             ("cuda", "Cuda"),
             ("opencl,cuda", "OpenclCuda"),
             ("cuda,opencl", "OpenclCuda"),
+            ("nvidia", "Nvidia"),
         ]),
     ),
     Key::new(
@@ -366,6 +443,7 @@ const KEYS: &[Key] = &[
     Key::new("window", ValueType::Size),
     Key::new("slices", ValueType::Number),
     Key::new("compiler_cache", ValueType::Text),
+    Key::new("pages", ValueType::Size),
 ];
 
 has_common_config!(AccelConfig);
@@ -373,7 +451,8 @@ has_common_config!(AccelConfig);
 impl Configured for AccelConfig {
     const HELP: &'static str = "Accelerators whose calls are served by gantry-accel: \
         api=opencl|cuda|opencl,cuda,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N, \
-        compiler_cache=NAME|off,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME";
+        compiler_cache=NAME|off,id=NAME; or, for native contexts, by gantry-nvidia --vm: \
+        api=nvidia,socket=PATH,memory=SIZE,window=SIZE,pages=SIZE,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Plug in an accelerator",
@@ -390,9 +469,13 @@ impl Configured for AccelConfig {
 impl Device for AccelConfig {
     fn validate(&self) -> Result<(), Invalid> {
         match &self.via {
-            AccelVia::Ring(ring) => ring.validate()?,
+            AccelVia::Ring(ring) => ring.validate(self.api)?,
             AccelVia::Gate(_) if self.api == AccelApi::OpenclCuda => {
                 let (with, advice) = ("transport=gate", "name the one that the server serves");
+                return Err(Problem::Conflict { with, advice }.at("api"));
+            }
+            AccelVia::Gate(_) if self.api == AccelApi::Nvidia => {
+                let (with, advice) = ("transport=gate", "leave transport out");
                 return Err(Problem::Conflict { with, advice }.at("api"));
             }
             AccelVia::Gate(gate) => gate.validate()?,
@@ -454,6 +537,7 @@ mod tests {
             window: 1 << 30,
             slices: 4,
             compiler_cache: Some("web-1".to_owned()),
+            pages: None,
         };
         let expected = AccelConfig {
             via: AccelVia::Ring(ring),
@@ -506,6 +590,27 @@ mod tests {
             said.contains("serve --api opencl,cuda --socket /nowhere"),
             "{said}"
         );
+    }
+
+    #[test]
+    fn native_contexts_have_one_slice_and_space_for_device_pages() {
+        let config = AccelConfig::parse("api=nvidia,id=gpu").unwrap();
+        let AccelVia::Ring(ring) = &config.via else {
+            panic!("no gate");
+        };
+        let native = (16 << 30, 1, Some(64 << 20));
+        assert_eq!((ring.window, ring.slices, ring.pages), native);
+        assert_eq!(ring.pool(config.api), Path::new(NVIDIA_VM_SOCKET));
+        assert_eq!(config.validate(), Ok(()));
+        let written = serde_json::to_value(&config).unwrap();
+        assert_eq!(
+            serde_json::from_value::<AccelConfig>(written).unwrap(),
+            config
+        );
+        let said = config.missing_pool().unwrap();
+        assert!(said.contains("start gantry-nvidia --vm /run"), "{said}");
+        let valid = "api=nvidia,pages=4G,window=8M,memory=8G,weight=1,slices=1";
+        assert_eq!(AccelConfig::parse(valid).unwrap().validate(), Ok(()));
     }
 
     #[test]
@@ -579,6 +684,16 @@ mod tests {
             ("memory=1K", "memory"),
             ("iommu=on", "iommu"),
             ("transport=gate,server=/s,api=opencl,cuda", "api"),
+            ("transport=gate,server=/s,api=nvidia", "api"),
+            ("api=nvidia,slices=2", "slices"),
+            ("api=nvidia,compiler_cache=web", "compiler_cache"),
+            ("api=nvidia,device=H200", "device"),
+            ("api=nvidia,weight=2", "weight"),
+            ("api=nvidia,pages=512K", "pages"),
+            ("api=nvidia,pages=3M", "pages"),
+            ("api=nvidia,pages=8G", "pages"),
+            ("api=nvidia,window=4M", "window"),
+            ("api=cuda,pages=64M", "pages"),
         ] {
             let invalid = AccelConfig::parse(text).unwrap().validate().unwrap_err();
             assert_eq!(invalid.place(), place, "{text}: {invalid}");

@@ -203,6 +203,9 @@ impl DeviceConfig {
         let with = match accel.api {
             _ if accel.is_gate() => "an accelerator behind a gate",
             AccelApi::Cuda => "an accelerator for CUDA, whose applications stay where they are",
+            AccelApi::Nvidia => {
+                "an accelerator for native contexts, whose programs stay where they are"
+            }
             AccelApi::Opencl | AccelApi::OpenclCuda => return Ok(()),
         };
         Err(Problem::Conflict { with, advice })

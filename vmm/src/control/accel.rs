@@ -98,6 +98,13 @@ impl Control {
                 format!("{id:?} is no accelerator that is served by a pool of worker processes");
             return Err(ApiError::message(Status::BadRequest, message));
         };
+        if port.is_native() {
+            let message = format!(
+                "{id:?} is for native contexts, whose programs stay with its worker: suspend them in the guest \
+                 (gantry-checkpoint suspend), and resume them when another accelerator is there"
+            );
+            return Err(ApiError::message(Status::BadRequest, message));
+        }
         let number = self.migrations.number();
         let sender = self.sender.clone();
         let no_thread = |error: std::io::Error| {

@@ -175,6 +175,8 @@ impl ThreadSpawner for Spawner {
 mod tests {
     use std::os::fd::AsRawFd;
 
+    use base::{Access, Mapping};
+
     use super::*;
 
     /// Runs `body` in a child process and returns its wait status.
@@ -270,6 +272,34 @@ mod tests {
             }
         });
         assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn who_shows_the_guest_pages_of_a_device_and_takes_them_away_may_do_so() {
+        const PAGE: usize = 4096;
+        let file = std::fs::OpenOptions::new()
+            .read(true)
+            .write(true)
+            .open("/dev/zero");
+        let file = file.unwrap();
+        let whole = Mapping::anonymous(2 * PAGE, Access::ReadWrite).unwrap();
+        // A vCPU takes them away when nothing is behind them any longer.
+        for role in [ThreadRole::Accel, ThreadRole::Vcpu] {
+            let status = in_child(|| {
+                let filters = Filters::new(Enforcement::Kill);
+                let done = filters.apply(role).is_ok() && file.metadata().is_ok() && {
+                    let shown = Mapping::shared(&file, 0, PAGE, Access::ReadWrite);
+                    let blank = Mapping::anonymous(2 * PAGE, Access::ReadWrite);
+                    shown
+                        .and_then(|shown| whole.replace_part_by(PAGE, shown))
+                        .is_ok()
+                        && blank.and_then(|blank| whole.replace_by(blank)).is_ok()
+                };
+                // SAFETY: ends the child.
+                unsafe { libc::_exit(libc::c_int::from(!done)) };
+            });
+            assert_eq!(status, 0, "{role:?}");
+        }
     }
 
     #[test]

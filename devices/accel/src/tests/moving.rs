@@ -373,7 +373,7 @@ fn a_port_that_is_taken_away_ends_a_move() {
 
 /// A byte of a slice, through the guest's mapping.
 fn byte(rig: &Rig, slice: u64, offset: usize) -> *mut u8 {
-    let (_, base, _) = rig.space.0.lock().unwrap().unwrap();
+    let (_, base, _) = rig.space.window();
     (base as *mut u8).wrapping_add((slice * SMALLEST) as usize + offset)
 }
 

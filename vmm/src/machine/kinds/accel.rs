@@ -104,6 +104,7 @@ fn port(
         memory: ring.memory.unwrap_or(0),
         // Unique among all clients of a host: one process is one VM.
         client: format!("{}/{id}", std::process::id()),
+        pages: ring.pages.unwrap_or(0),
         compiled: compiled(ring.compiler_cache.as_deref()),
         archive: surroundings.archive.clone(),
     };

@@ -1,0 +1,220 @@
+//! The memory behind BAR 4 of a port for native contexts, where a worker has pages of device files
+//! shown.
+//!
+//! Wherever nothing is shown there are *blank* pages: memory of this process that reads as zero and
+//! takes writes. They change into a device's pages and back while the guest has them mapped, so that
+//! an access never meets a hole, and never a page that the driver has given to somebody else since.
+
+use std::{
+    collections::BTreeMap,
+    io, mem,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex},
+};
+
+use base::{Access, Mapping, Unpoisoned};
+use gantry_remoting::apis::nvidia::{PAGE, PageRequest};
+
+use super::{Error, slices::Slices};
+
+/// Major number of NVIDIA's device files, of which a worker may have pages shown.
+pub const MAJOR: u32 = 195;
+/// Maximum number of ranges: the kernel keeps a mapping for each, and one for the space after it, of
+/// the 65,530 that a process has.
+const MOST_RANGES: usize = 1024;
+
+/// The memory behind BAR 4.
+pub struct Pages {
+    /// The guest's mapping of it must be removed before it is dropped.
+    range: Mapping,
+    major: u32,
+    slices: Arc<Slices>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// What is shown, by its offset.
+    shown: BTreeMap<u64, Shown>,
+    /// Files that belong to nothing that is shown any longer.
+    done: Vec<OwnedFd>,
+    /// The host had no memory behind pages that were shown.
+    revoked: bool,
+}
+
+struct Shown {
+    length: u64,
+    kept: Option<OwnedFd>,
+}
+
+impl Pages {
+    /// Blank pages, `size` bytes of them. `major` is the number of the device files that may be shown.
+    pub fn new(size: u64, major: u32, slices: Arc<Slices>) -> Result<Self, Error> {
+        let failed = |source| Error::Memory {
+            what: "reserve",
+            size,
+            source,
+        };
+        let len = usize::try_from(size).map_err(|_| failed(io::ErrorKind::OutOfMemory.into()))?;
+        Ok(Self {
+            range: Mapping::anonymous(len, Access::ReadWrite).map_err(failed)?,
+            major,
+            slices,
+            state: Mutex::default(),
+        })
+    }
+
+    /// Address of the first byte in this process.
+    pub fn base(&self) -> *mut u8 {
+        self.range.start()
+    }
+
+    /// Size in bytes.
+    pub fn size(&self) -> u64 {
+        self.range.len() as u64
+    }
+
+    /// Carries out a worker's request. Of the `files` that came with [`PageRequest::Place`], the first
+    /// is shown; the second, if there is one, is kept open as long as that: what the driver frees when
+    /// a worker's files are closed, it does not free before the guest sees blank pages again, even if
+    /// the worker is killed.
+    ///
+    /// # Errors
+    /// `EACCES`: a file is no device file of the right kind. `EINVAL`: the range is not within the
+    /// BAR, or not what was placed. `EEXIST`: something is shown there. `ENOSPC`: too many ranges.
+    /// `ENODEV`: the device's pages were revoked. Otherwise those of mmap(2).
+    pub fn carry_out(&self, request: PageRequest, files: &mut Vec<OwnedFd>) -> io::Result<()> {
+        let mut state = self.state.lock_unpoisoned();
+        match request {
+            PageRequest::Place {
+                offset,
+                length,
+                writable,
+            } => self.place(&mut state, (offset, length), writable, files),
+            PageRequest::Remove { offset, length } => {
+                let shown = state.shown.get(&offset);
+                let at = usize::try_from(offset).ok();
+                let at = at.filter(|_| shown.is_some_and(|shown| shown.length == length));
+                self.blank(at.ok_or_else(|| error(libc::EINVAL))?, length)?;
+                let removed = state.shown.remove(&offset);
+                state.done.extend(removed.and_then(|shown| shown.kept));
+                Ok(())
+            }
+        }
+    }
+
+    fn place(
+        &self,
+        state: &mut State,
+        (offset, length): (u64, u64),
+        writable: bool,
+        files: &mut Vec<OwnedFd>,
+    ) -> io::Result<()> {
+        if state.revoked {
+            return Err(error(libc::ENODEV));
+        }
+        let fits = offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && length > 0;
+        let end = offset.checked_add(length).filter(|_| fits);
+        let end = end.filter(|end| *end <= self.size());
+        let end = end.ok_or_else(|| error(libc::EINVAL))?;
+        let before = state.shown.range(..end).next_back();
+        if before.is_some_and(|(at, shown)| at + shown.length > offset) {
+            return Err(error(libc::EEXIST));
+        }
+        if state.shown.len() >= MOST_RANGES {
+            return Err(error(libc::ENOSPC));
+        }
+        for file in files.iter() {
+            self.check(file.as_fd())?;
+        }
+        let file = files.first().ok_or_else(|| error(libc::EBADF))?;
+        let access = match writable {
+            true => Access::ReadWrite,
+            false => Access::Read,
+        };
+        // Both fit, as the range lies in a mapping.
+        let mapping = Mapping::shared(file, 0, length as usize, access)?;
+        self.range.replace_part_by(offset as usize, mapping)?;
+        let kept = files.get(1).is_some().then(|| files.swap_remove(1));
+        state.shown.insert(offset, Shown { length, kept });
+        // The mapping keeps the file, so closing this does nothing.
+        files.clear();
+        Ok(())
+    }
+
+    /// Checks that a file is a device file of the right kind.
+    fn check(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+        // SAFETY: an all-zero structure is valid.
+        let mut found: libc::statx = unsafe { mem::zeroed() };
+        // A file system that another process serves is not asked: it might not answer.
+        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+        let fd = file.as_raw_fd();
+        // SAFETY: an empty string, and a local to which the kernel writes one structure.
+        if unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut found) } != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let is_device = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
+        match is_device && found.stx_rdev_major == self.major {
+            true => Ok(()),
+            false => Err(error(libc::EACCES)),
+        }
+    }
+
+    /// Makes a range of the BAR blank.
+    fn blank(&self, at: usize, length: u64) -> io::Result<()> {
+        let length = usize::try_from(length).map_err(|_| error(libc::EINVAL))?;
+        let blank = Mapping::anonymous(length, Access::ReadWrite)?;
+        self.range.replace_part_by(at, blank)
+    }
+
+    fn clear_all(&self, state: &mut State) -> io::Result<()> {
+        if state.shown.is_empty() {
+            return Ok(());
+        }
+        self.blank(0, self.size())?;
+        let shown = mem::take(&mut state.shown).into_values();
+        state.done.extend(shown.filter_map(|shown| shown.kept));
+        Ok(())
+    }
+
+    /// Makes everything blank.
+    ///
+    /// # Errors
+    /// The kernel has no memory for that: everything is shown as before.
+    pub fn clear(&self) -> io::Result<()> {
+        self.clear_all(&mut self.state.lock_unpoisoned())
+    }
+
+    /// Takes files that are no longer needed. Whoever closes them may have to wait for the driver.
+    pub fn take_done(&self) -> Vec<OwnedFd> {
+        mem::take(&mut self.state.lock_unpoisoned().done)
+    }
+
+    /// Makes everything blank because an access to the guest's memory fails for good, which may be one
+    /// to a device that is gone. The worker is told to end. Returns false if nothing was shown, so that
+    /// this has changed nothing.
+    pub fn revoke(&self) -> bool {
+        let mut state = self.state.lock_unpoisoned();
+        if state.shown.is_empty() || self.clear_all(&mut state).is_err() {
+            return false;
+        }
+        state.revoked = true;
+        drop(state);
+        self.slices.wake();
+        true
+    }
+
+    /// Whether [`revoke`](Self::revoke) has made everything blank since the last worker was asked.
+    pub fn is_revoked(&self) -> bool {
+        self.state.lock_unpoisoned().revoked
+    }
+
+    /// Another worker may have pages shown.
+    pub fn begin(&self) {
+        self.state.lock_unpoisoned().revoked = false;
+    }
+}
+
+fn error(number: libc::c_int) -> io::Error {
+    io::Error::from_raw_os_error(number)
+}
