@@ -1,9 +1,14 @@
 //! Accesses of a vCPU for which the host has no memory.
 //!
 //! KVM then answers EFAULT, which need not last: a full file system gets room, a device wakes up, a
-//! file gets its length back. So the access is repeated for a while before the guest is lost.
+//! file gets its length back. So the access is repeated for a while. If that does not help, pages of
+//! devices that the guest sees are replaced ([`DeviceMemory`]), and only if there are none, or that
+//! does not help either, the guest is lost.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use hypervisor::Error;
 
@@ -18,9 +23,16 @@ const LIMIT: Duration = Duration::from_secs(2);
 /// longest pause, and than a busy host adds to it.
 const APART: Duration = Duration::from_millis(300);
 
+/// Memory of devices that the guest sees, which their drivers may take away for good.
+pub trait DeviceMemory: Send + Sync {
+    /// Replaces it by memory that is there; whoever uses the devices loses them. Returns false if
+    /// there is none.
+    fn revoke(&self) -> bool;
+}
+
 /// A vCPU's faults that follow each other.
-#[derive(Default)]
 pub struct MemoryFaults {
+    devices: Arc<dyn DeviceMemory>,
     series: Option<Series>,
 }
 
@@ -31,10 +43,18 @@ struct Series {
 }
 
 impl MemoryFaults {
+    /// Without any faults, in a guest that sees the memory of these devices.
+    pub fn new(devices: Arc<dyn DeviceMemory>) -> Self {
+        Self {
+            devices,
+            series: None,
+        }
+    }
+
     /// How long to stay out of the guest before the access is repeated.
     ///
     /// # Errors
-    /// It has been repeated for two seconds.
+    /// It has been repeated for two seconds, and there is no memory of devices.
     pub fn pause(&mut self, vcpu: u8, address: Option<u64>) -> Result<Duration, Error> {
         self.pause_at(Instant::now(), vcpu, address)
     }
@@ -58,6 +78,13 @@ impl MemoryFaults {
             return Ok(FIRST);
         };
         if now.saturating_duration_since(series.begin) >= LIMIT {
+            if self.devices.revoke() {
+                log::warn!(
+                    "vCPU {vcpu} goes on without the pages of devices: {}",
+                    what(address)
+                );
+                return Ok(FIRST);
+            }
             return Err(Error::Stopped {
                 vcpu,
                 reason: what(address),
@@ -89,7 +116,11 @@ mod tests {
     use std::{
         fs::File,
         os::unix::fs::FileExt,
-        sync::{Arc, mpsc},
+        sync::{
+            Arc, Mutex,
+            atomic::{AtomicU32, Ordering},
+            mpsc,
+        },
     };
 
     use base::{Access, Mapping, memfd};
@@ -111,9 +142,46 @@ mod tests {
         0xfe,
     ];
 
+    /// Counts how often it is revoked, while there is any.
+    #[derive(Default)]
+    struct Pages {
+        file: Mutex<Option<File>>,
+        revoked: AtomicU32,
+    }
+
+    impl DeviceMemory for Pages {
+        fn revoke(&self) -> bool {
+            let file = self.file.lock().unwrap().take();
+            let Some(file) = file else { return false };
+            file.write_all_at(&[0x77], 0).unwrap();
+            self.revoked.fetch_add(1, Ordering::Relaxed);
+            true
+        }
+    }
+
+    fn no_devices() -> MemoryFaults {
+        MemoryFaults::new(Arc::<Pages>::default())
+    }
+
+    #[test]
+    fn device_pages_are_replaced_before_the_guest_is_lost() {
+        let pages = Arc::<Pages>::default();
+        *pages.file.lock().unwrap() = Some(memfd::create(c"page").unwrap());
+        let mut faults = MemoryFaults::new(Arc::clone(&pages) as Arc<_>);
+        let begin = Instant::now();
+        let mut now = begin;
+        while let Ok(pause) = faults.pause_at(now, 0, None) {
+            now += pause;
+            let waits = now - begin < LIMIT;
+            assert!(!waits || pages.revoked.load(Ordering::Relaxed) == 0);
+        }
+        assert_eq!(pages.revoked.load(Ordering::Relaxed), 1);
+        assert!(now - begin >= 2 * LIMIT);
+    }
+
     #[test]
     fn an_access_is_repeated_for_two_seconds() {
-        let mut faults = MemoryFaults::default();
+        let mut faults = no_devices();
         let begin = Instant::now();
         let mut now = begin;
         let mut pauses = Vec::new();
@@ -135,7 +203,7 @@ mod tests {
 
     #[test]
     fn a_fault_long_after_another_begins_anew() {
-        let mut faults = MemoryFaults::default();
+        let mut faults = no_devices();
         let mut now = Instant::now();
         for _ in 0..100 {
             assert_eq!(faults.pause_at(now, 0, None).unwrap(), FIRST);
@@ -145,7 +213,7 @@ mod tests {
 
     #[test]
     fn faults_between_which_the_guest_goes_on_do_not_add_up() {
-        let mut faults = MemoryFaults::default();
+        let mut faults = no_devices();
         let mut now = Instant::now();
         for _ in 0..100 {
             assert_eq!(faults.pause_at(now, 0, Some(0x5000)).unwrap(), FIRST);
@@ -240,14 +308,20 @@ mod tests {
 
     /// What comes of a guest whose file is 0 bytes long; `mend` is called while it runs.
     fn outcome(mend: impl FnOnce(&File)) -> Option<Outcome> {
+        outcome_with(&Arc::default(), mend)
+    }
+
+    /// The same, with the memory of devices.
+    fn outcome_with(devices: &Arc<Pages>, mend: impl FnOnce(&File)) -> Option<Outcome> {
         let (sender, receiver) = mpsc::sync_channel(1);
         let register = Register(sender.clone());
         let (vm, vcpu, data, mappings) = guest(&register)?;
         let report: ReportCpuEvent = Arc::new(move |event| {
             sender.send(Err(event)).unwrap();
         });
-        let thread =
-            VcpuThread::spawn(vcpu, Arc::new(register), report, None, &Unconfined).unwrap();
+        let devices = Arc::clone(devices) as Arc<_>;
+        let register = Arc::new(register);
+        let thread = VcpuThread::spawn(vcpu, register, report, devices, None, &Unconfined).unwrap();
         thread.resume();
         mend(&data);
         let outcome = receiver.recv().unwrap();
@@ -273,5 +347,14 @@ mod tests {
             let reason = error.to_string();
             assert!(reason.contains("the host has no memory"), "{reason}");
         }
+    }
+
+    #[test]
+    fn a_guest_whose_device_is_gone_goes_on_without_its_pages() {
+        let pages = Arc::<Pages>::default();
+        let outcome = outcome_with(&pages, |data| {
+            *pages.file.lock().unwrap() = Some(data.try_clone().unwrap());
+        });
+        assert!(outcome.is_none_or(|outcome| matches!(outcome, Ok(0x77))));
     }
 }

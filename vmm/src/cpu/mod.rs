@@ -15,5 +15,6 @@ pub mod thread;
 mod throttle;
 
 pub use calling::Calling;
+pub use memory_faults::DeviceMemory;
 pub use set::{CpuSetup, Cpus, CpusError, SavedCpu};
 pub use thread::CpuEvent;

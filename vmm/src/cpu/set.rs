@@ -14,6 +14,7 @@ use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
 
 use super::{
     core_scheduling,
+    memory_faults::DeviceMemory,
     thread::{ReportCpuEvent, VcpuThread},
     throttle::Throttle,
 };
@@ -96,6 +97,8 @@ pub struct CpuSetup {
     pub core_scheduling: CoreScheduling,
     /// Receives reports of vCPUs that cannot continue.
     pub report: ReportCpuEvent,
+    /// Memory of devices that the guest sees.
+    pub devices: Arc<dyn DeviceMemory>,
     /// Starts the threads.
     pub spawner: Arc<dyn ThreadSpawner>,
 }
@@ -445,6 +448,7 @@ impl Cpus {
             vcpu,
             Arc::clone(&self.buses),
             Arc::clone(&self.setup.report),
+            Arc::clone(&self.setup.devices),
             self.setup.affinity.get(&index).cloned(),
             &*self.setup.spawner,
         )

@@ -30,7 +30,7 @@ use base::Unpoisoned;
 use devices::thread::{ThreadRole, ThreadSpawner, pin_current_thread};
 use hypervisor::{Exit, Exits, Kicker, Vcpu};
 
-use super::memory_faults::MemoryFaults;
+use super::memory_faults::{DeviceMemory, MemoryFaults};
 
 /// What a vCPU reports to the machine's control loop.
 #[derive(Debug)]
@@ -115,6 +115,7 @@ impl VcpuThread {
         vcpu: Vcpu,
         exits: Arc<E>,
         report: ReportCpuEvent,
+        devices: Arc<dyn DeviceMemory>,
         affinity: Option<Vec<usize>>,
         spawner: &dyn ThreadSpawner,
     ) -> io::Result<Self> {
@@ -140,7 +141,8 @@ impl VcpuThread {
                 let id = vcpu.id();
                 log::warn!("vCPU {id} is not pinned to host CPUs {cpus:?}: {error}");
             }
-            run(&mut vcpu, &*exits, &report, &of_thread);
+            let faults = MemoryFaults::new(devices);
+            run(&mut vcpu, &*exits, &report, faults, &of_thread);
             // A send fails only when nobody waits for the vCPU any more.
             let _ = sender.send(vcpu);
         };
@@ -278,9 +280,14 @@ fn set_frozen(shared: &Shared, frozen: bool) {
 }
 
 /// The thread's body.
-fn run(vcpu: &mut Vcpu, exits: &impl Exits, report: &ReportCpuEvent, shared: &Shared) {
+fn run(
+    vcpu: &mut Vcpu,
+    exits: &impl Exits,
+    report: &ReportCpuEvent,
+    mut faults: MemoryFaults,
+    shared: &Shared,
+) {
     let mut ran = false;
-    let mut faults = MemoryFaults::default();
     loop {
         match shared.wish.load(Ordering::SeqCst) {
             STOP => return,

@@ -41,6 +41,7 @@ use serde_json::Value;
 use super::{
     applications::Ports,
     buses::Buses,
+    device_pages::DevicePages,
     error::{DeviceError, MachineError},
     events::EventSender,
     handover::Given,
@@ -113,6 +114,8 @@ pub struct Surroundings {
     pub discards: Arc<Discards>,
     /// What physical devices share.
     pub physical: Physical,
+    /// Pages of devices that accelerators show.
+    pub device_pages: Arc<DevicePages>,
     /// The virtual IOMMU, if there is one.
     pub iommu: Option<VirtualIommu>,
     /// Where devices report what the control loop has to act on.

@@ -22,6 +22,7 @@ mod boot;
 pub mod buses;
 pub mod consoles;
 mod coredump;
+pub mod device_pages;
 pub mod devices;
 pub mod error;
 pub mod events;
@@ -63,6 +64,7 @@ use hypervisor::Vm;
 use self::{
     buses::Buses,
     consoles::Consoles,
+    device_pages::DevicePages,
     devices::{Devices, Pluggable, SavedDevice, Surroundings, VirtualIommu},
     error::MachineError,
     events::MachineEvent,
@@ -167,7 +169,9 @@ impl Machine {
         // Created before any physical device: those can access only memory that is plugged in.
         let discards = discards(&ram);
         let msi: Arc<dyn MsiController> = Arc::new(KvmMsis::new(Arc::clone(&vm)));
+        let device_pages = Arc::<DevicePages>::default();
         let surroundings = Surroundings {
+            device_pages: Arc::clone(&device_pages),
             physical: Physical::new(
                 &vm,
                 Policy::of(config),
@@ -202,6 +206,7 @@ impl Machine {
             affinity: affinity(&config.cpus),
             core_scheduling: config.cpus.core_scheduling,
             report: Arc::new(move |event| events.send(MachineEvent::Cpu(event))),
+            devices: device_pages,
             spawner: Arc::clone(&host.spawner),
         };
         let cpus = Cpus::new(&kvm, Arc::clone(&vm), buses, setup)?;

@@ -116,7 +116,11 @@ fn port(
         space: physical.space,
         spawner: Arc::clone(&surroundings.spawner),
     };
-    Accel::new(options, resources).map_err(DeviceError::of)
+    let port = Accel::new(options, resources).map_err(DeviceError::of)?;
+    if let Some(pages) = port.pages() {
+        surroundings.device_pages.add(pages);
+    }
+    Ok(port)
 }
 
 /// Creates a client of a server VM.
