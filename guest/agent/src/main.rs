@@ -11,6 +11,7 @@
 //! - `local_pool`: this guest's own pool, on a device that was passed through; `seats`: applications that move between
 //!   it and the port; `tracked`: devices that leave and come back; `holders`: other processes that use them.
 //! - `adopt`: Gantry's CUDA libraries in a Python virtual environment.
+//! - `driver`: NVIDIA's user-mode driver, on a disk that the host provides.
 //! - `file_error`: errors of file operations.
 //! - `survive`: keeps the agent alive when a device is removed under a mapping.
 //! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`: those files, all of
@@ -25,6 +26,7 @@
 
 mod adopt;
 mod carried;
+mod driver;
 mod file_error;
 mod holders;
 mod interrupts;
@@ -80,6 +82,7 @@ const EXAMPLES: &str = "Examples:
   gantry-agent install --root /mnt   the same in an image, from its next boot on
   gantry-agent uninstall             none of it any more
   gantry-agent adopt ~/venv          Gantry's CUDA libraries in a virtual environment
+  gantry-agent driver                NVIDIA's libraries, of the disk that the host provides
   gantry-agent --group render        what the installed unit runs";
 
 /// Gives applications their slices of Gantry's accelerator ports.
@@ -145,6 +148,20 @@ enum Other {
         #[arg(long, conflicts_with = "libraries")]
         undo: bool,
     },
+    /// Use NVIDIA's driver libraries of a disk that the host provides (gantry-nvidia driver-image).
+    ///
+    /// The disk is mounted at /run/gantry/nvidia, and the loader finds its libraries. Until the next boot.
+    Driver {
+        /// The disk (default: the only one with the label GNV-VERSION).
+        #[arg(long, value_name = "PATH")]
+        disk: Option<PathBuf>,
+        /// Compare the contents of all files with their checksums, not only the sizes.
+        #[arg(long)]
+        verify: bool,
+        /// Do not use it any longer.
+        #[arg(long, conflicts_with_all = ["disk", "verify"])]
+        undo: bool,
+    },
     /// What the program prints about itself.
     #[command(flatten)]
     Manual(Manual),
@@ -166,6 +183,8 @@ fn run() -> Result<(), Box<dyn Error>> {
             libraries,
             ..
         }) => adopt::adopt(&environment, &libraries, out)?,
+        Some(Other::Driver { undo: true, .. }) => driver::unmount_all(out)?,
+        Some(Other::Driver { disk, verify, .. }) => driver::mount(disk.as_deref(), verify, out)?,
         Some(Other::Manual(manual)) => manual.write(Arguments::command(), out)?,
         None => {
             survive::install();
