@@ -9,7 +9,7 @@ use std::{
 };
 
 use base::{Unpoisoned, note, socket};
-use gantry_remoting::apis::nvidia::{PageAnswer, PageRequest};
+use gantry_remoting::apis::nvidia::{PAGE, PageAnswer, PageRequest};
 
 /// Places begin at multiples of this, so that no doorbells of two programs share a large page of the driver's.
 const UNIT: u64 = 64 << 10;
@@ -51,28 +51,30 @@ impl Bar {
         length: u64,
         writable: bool,
     ) -> io::Result<Place> {
-        let rounded = length.checked_next_multiple_of(UNIT);
+        let rounded = length.checked_next_multiple_of(PAGE);
         let length = rounded.filter(|length| *length > 0);
-        let length = length.ok_or(io::ErrorKind::InvalidInput)?;
+        // The driver maps no more than it was asked for: the rest of the last unit stays empty.
+        let room = length.and_then(|length| length.checked_next_multiple_of(UNIT));
+        let (Some(length), Some(room)) = (length, room) else {
+            return Err(io::ErrorKind::InvalidInput.into());
+        };
         let mut taken = self.taken.lock_unpoisoned();
         let mut offset = 0u64;
         for (&start, &other) in taken.iter() {
-            if start - offset >= length {
+            if start - offset >= room {
                 break;
             }
             // The machine has accepted it: it lies in the BAR.
             offset = start + other;
         }
-        offset
-            .checked_add(length)
-            .ok_or(io::ErrorKind::OutOfMemory)?;
+        offset.checked_add(room).ok_or(io::ErrorKind::OutOfMemory)?;
         let request = PageRequest::Place {
             offset,
             length,
             writable,
         };
         self.ask(request, &[file, control])?;
-        taken.insert(offset, length);
+        taken.insert(offset, room);
         Ok(Place {
             bar: self.clone(),
             offset,
@@ -168,11 +170,12 @@ mod tests {
             .iter()
             .filter(|request| matches!(request, PageRequest::Remove { .. }));
         assert_eq!(removed.count(), 4);
-        let unwritable = PageRequest::Place {
-            offset: UNIT,
-            length: UNIT,
-            writable: false,
+        let placed = |offset, length, writable| PageRequest::Place {
+            offset,
+            length,
+            writable,
         };
-        assert!(asked.contains(&unwritable));
+        assert_eq!(asked[0], placed(0, 4096, true), "no more than there is");
+        assert_eq!(asked[1], placed(UNIT, UNIT, false));
     }
 }
