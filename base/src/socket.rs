@@ -21,9 +21,8 @@ const MOST_FILES: usize = 4;
 /// Size, in 64-bit words, of the control message for [`MOST_FILES`] files.
 const CONTROL: usize = 6;
 
-/// Connects without blocking: if the listener's queue is full, the error is `WouldBlock`. The
-/// connection is non-blocking, too.
-pub fn connect(path: &Path) -> io::Result<UnixStream> {
+/// The address of a path.
+fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
     let bytes = path.as_os_str().as_bytes();
     // SAFETY: an all-zero address is valid.
     let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
@@ -38,6 +37,13 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
     for (to, from) in address.sun_path.iter_mut().zip(bytes) {
         *to = *from as libc::c_char;
     }
+    Ok(address)
+}
+
+/// Connects without blocking: if the listener's queue is full, the error is `WouldBlock`. The
+/// connection is non-blocking, too.
+pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    let address = address(path)?;
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: a call without pointers; then a new descriptor that has no other owner; then an
     // address whose size is passed with it.
@@ -90,6 +96,35 @@ pub fn is_served(path: &Path) -> io::Result<()> {
 /// left over from a killed process and is replaced. Anything else at the path is kept and is an
 /// error.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
+    make_room(path)?;
+    UnixListener::bind(path)
+}
+
+/// The same for connections that carry packets (`SOCK_SEQPACKET`).
+pub fn listen_for_packets(path: &Path) -> io::Result<UnixListener> {
+    /// As for [`UnixListener::bind`].
+    const QUEUE: libc::c_int = 128;
+    make_room(path)?;
+    let address = address(path)?;
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: calls without pointers; a new descriptor that has no other owner; an address whose
+    // size is passed with it.
+    unsafe {
+        let fd = libc::socket(libc::AF_UNIX, kind, 0);
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let listener = UnixListener::from_raw_fd(fd);
+        let size = size_of_val(&address) as libc::socklen_t;
+        if libc::bind(fd, (&raw const address).cast(), size) < 0 || libc::listen(fd, QUEUE) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(listener)
+    }
+}
+
+/// Prepares a path for a listener.
+fn make_room(path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
         fs::create_dir_all(folder)?;
     }
@@ -99,7 +134,7 @@ pub fn listen(path: &Path) -> io::Result<UnixListener> {
     {
         fs::remove_file(path)?;
     }
-    UnixListener::bind(path)
+    Ok(())
 }
 
 /// `SO_PASSRIGHTS` of Linux 6.16, which `libc` does not name.

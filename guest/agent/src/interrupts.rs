@@ -8,7 +8,7 @@ use std::{
     fs::{self, File, OpenOptions},
     io::{self, Read},
     os::{
-        fd::{AsRawFd, RawFd},
+        fd::{AsFd, AsRawFd, BorrowedFd, RawFd},
         unix::fs::{FileExt, OpenOptionsExt},
     },
     path::Path,
@@ -91,6 +91,11 @@ impl Interrupts {
     /// The descriptor to poll for interrupts.
     pub fn fd(&self) -> RawFd {
         self.count.as_raw_fd()
+    }
+
+    /// The same, borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.count.as_fd()
     }
 
     /// Whether there has been an interrupt since the last call. Fails when the function has been

@@ -10,6 +10,7 @@
 //! - `server`: the socket and its clients; `removals`: events of devices that appear and disappear.
 //! - `local_pool`: this guest's own pool, on a device that was passed through; `seats`: applications that move between
 //!   it and the port; `tracked`: devices that leave and come back; `holders`: other processes that use them.
+//! - `native`: programs that use NVIDIA's own libraries (native contexts), through a port of their own.
 //! - `adopt`: Gantry's CUDA libraries in a Python virtual environment.
 //! - `driver`: NVIDIA's user-mode driver, on a disk that the host provides.
 //! - `file_error`: errors of file operations.
@@ -31,6 +32,7 @@ mod file_error;
 mod holders;
 mod interrupts;
 mod local_pool;
+mod native;
 mod place;
 mod port;
 mod removals;

@@ -12,7 +12,10 @@ use gantry_remoting::{
     apis,
     link::window::{CLIENT_HELLO, REPLY},
     port::{self, Apis, Command, DOORBELL, Outcome, SliceOffsets, State, Wish, registers},
-    wire::hello::{self, Form, Hello},
+    wire::{
+        api::ApiId,
+        hello::{self, Form, Hello},
+    },
 };
 
 use crate::{
@@ -99,10 +102,17 @@ pub struct Port {
     pub window: OwnedFd,
     /// The doorbells' file, for applications.
     pub doorbells: OwnedFd,
+    /// The file of the device pages (BAR 4), in a port for native contexts.
+    pub pages: Option<OwnedFd>,
     /// Wakes sleepers of slices, if the guest's kernel has a driver for interrupts.
     pub interrupts: Option<Interrupts>,
     /// The last value that was read from the change register.
     changes: Option<u32>,
+}
+
+/// Whether a port is one for native contexts.
+fn is_native(apis: Apis) -> bool {
+    apis.first() == Some(ApiId::Nvidia)
 }
 
 /// The PCI addresses of all ports in this guest.
@@ -161,18 +171,26 @@ impl Port {
                 theirs,
             });
         }
-        // A kernel without page attribute tables has no write-combining file: slower, but correct.
-        let window = open("resource2_wc").or_else(|_| open("resource2"))?;
+        let apis = Apis::from_number(registers.read(registers::API));
+        // A kernel without page attribute tables has no write-combining file: slower, but correct. Programs with native
+        // contexts rely on the order of their stores.
+        let is_native = is_native(apis);
+        let window = match is_native {
+            true => open("resource2"),
+            false => open("resource2_wc").or_else(|_| open("resource2")),
+        }?;
+        let pages = is_native.then(|| open("resource4").ok()).flatten();
         let low = registers.read(registers::SLICE_SIZE_LOW);
         let high = registers.read(registers::SLICE_SIZE_HIGH);
         let mut port = Self {
             address: address.to_owned(),
-            apis: Apis::from_number(registers.read(registers::API)),
+            apis,
             slices: registers.read(registers::SLICES).min(port::MOST_SLICES),
             slice_size: u64::from(low) | u64::from(high) << 32,
             registers,
             window: window.into(),
             doorbells: open("resource1")?.into(),
+            pages: pages.map(Into::into),
             interrupts: None,
             changes: None,
         };
@@ -235,6 +253,11 @@ impl Port {
             _ => self.registers.read(registers::RUNG_HIGH),
         };
         u64::from(low) | u64::from(high) << 32
+    }
+
+    /// Whether it is a port for native contexts. Other applications are not served through it.
+    pub fn is_native(&self) -> bool {
+        is_native(self.apis)
     }
 
     /// Whether the device is still present.

@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd},
 };
 
 /// The group of the kernel's own messages about devices (uevents).
@@ -59,6 +59,11 @@ impl Removals {
     /// The descriptor to poll for messages.
     pub fn fd(&self) -> RawFd {
         self.0.as_raw_fd()
+    }
+
+    /// The same, borrowed.
+    pub fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
     }
 
     /// Receives the events that have arrived. A forged message only makes the agent look once more.

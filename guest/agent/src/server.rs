@@ -26,6 +26,7 @@ use gantry_remoting::{
 
 use crate::{
     file_error::{FileError, failed},
+    native::Served,
     port::{self, Port},
     removals::{News, Removals},
     seats::{self, Seats},
@@ -121,6 +122,11 @@ pub fn name_of_cuda(path: &Path) -> PathBuf {
     path.with_file_name("cuda.sock")
 }
 
+/// The socket that programs with native contexts connect to.
+pub fn name_of_native(path: &Path) -> PathBuf {
+    path.with_file_name("nvidia.sock")
+}
+
 /// Creates the link by which the CUDA driver finds the agent, in the same folder, in place of an earlier link. If that
 /// fails, programs have to name the socket with GANTRY_CUDA.
 fn link_for_cuda(path: &Path) {
@@ -138,8 +144,12 @@ fn link_for_cuda(path: &Path) {
 pub struct Server {
     listener: UnixListener,
     removals: Removals,
+    path: PathBuf,
+    group: Option<String>,
     device: Option<String>,
     ports: Vec<Port>,
+    /// The port for native contexts.
+    native: Option<Served>,
     clients: Vec<Client>,
     /// Who serves applications, and this guest's own pool, if it has one.
     seats: Seats,
@@ -164,21 +174,16 @@ impl Server {
         listener
             .set_nonblocking(true)
             .map_err(failed("listen on", path))?;
-        let mode = match group {
-            Some(name) => {
-                give_to(path, name)?;
-                0o660
-            }
-            None => 0o666,
-        };
-        fs::set_permissions(path, fs::Permissions::from_mode(mode))
-            .map_err(failed("set the permissions of", path))?;
+        permit(path, group)?;
         link_for_cuda(path);
         let mut server = Self {
             listener,
             removals: Removals::listen().map_err(Error::Removals)?,
+            path: path.to_owned(),
+            group: group.map(str::to_owned),
             device,
             ports: Vec::new(),
+            native: None,
             clients: Vec::new(),
             seats,
             wishes: HashMap::new(),
@@ -189,7 +194,7 @@ impl Server {
         let window = server.window();
         server.seats.start(window);
         let path = path.display();
-        match server.ports.is_empty() {
+        match server.ports.is_empty() && server.native.is_none() {
             true => base::note!(
                 "gantry-agent: serving at {path}; there is no accelerator port yet: it comes with \
                  --accel, or gantry ctl add-accel, on the host"
@@ -202,16 +207,20 @@ impl Server {
     /// Opens new ports and forgets those that have been removed.
     fn look_for_ports(&mut self) {
         self.ports.retain(Port::is_there);
+        self.native.take_if(|native| native.has_ended());
         let found = match &self.device {
             Some(address) => vec![address.clone()],
             None => port::find(),
         };
         self.bad.retain(|address| found.contains(address));
         for address in found {
-            if self.ports.iter().any(|port| port.address == address) {
+            let native = self.native.as_ref().map(|native| &native.address);
+            let mut known = self.ports.iter().map(|port| &port.address).chain(native);
+            if known.any(|known| *known == address) {
                 continue;
             }
             match Port::open(&address) {
+                Ok(port) if port.is_native() => self.serve_natively(port),
                 Ok(port) => {
                     base::note!("gantry-agent: accelerator port at {address}");
                     self.bad.retain(|bad| *bad != address);
@@ -223,6 +232,29 @@ impl Server {
                 }
                 Err(_) => {}
             }
+        }
+    }
+
+    /// Serves programs with native contexts through a port.
+    fn serve_natively(&mut self, port: Port) {
+        let address = port.address.clone();
+        let path = name_of_native(&self.path);
+        let why = match &self.native {
+            Some(native) => format!("{} is served: name one port by --device", native.address),
+            None => match Served::start(&path, port, |path| permit(path, self.group.as_deref())) {
+                Ok(served) => {
+                    self.bad.retain(|bad| *bad != address);
+                    self.native = Some(served);
+                    return;
+                }
+                Err(error) => Chain(&error).to_string(),
+            },
+        };
+        if !self.bad.contains(&address) {
+            base::note!(
+                "gantry-agent: the port for native contexts at {address} is not served: {why}"
+            );
+            self.bad.push(address);
         }
     }
 
@@ -244,7 +276,7 @@ impl Server {
             if changed || asked || due || news != News::default() {
                 looked = Instant::now();
                 // A new port may have a wish before there are applications.
-                if self.seats.has_pool() && (news.added || self.lacks_port()) {
+                if news.added || self.seats.has_pool() && self.lacks_port() {
                     self.look_for_ports();
                 }
                 if self.look(changed) {
@@ -619,6 +651,19 @@ fn refuse(client: &Client, port: &Port, slice: u32) -> io::Result<()> {
         socket::send(&client.stream, &reply, &[])?;
     }
     Ok(())
+}
+
+/// Sets who may connect to a socket: the members of a group, or everybody.
+fn permit(path: &Path, group: Option<&str>) -> Result<(), Error> {
+    let mode = match group {
+        Some(name) => {
+            give_to(path, name)?;
+            0o660
+        }
+        None => 0o666,
+    };
+    let set = fs::set_permissions(path, fs::Permissions::from_mode(mode));
+    Ok(set.map_err(failed("set the permissions of", path))?)
 }
 
 /// Changes the group of a file.
