@@ -13,6 +13,10 @@ const SIZE: u64 = 16 << 20;
 const AT: u64 = 0x3000;
 
 fn rig_of_native() -> Rig {
+    native_rig(None)
+}
+
+fn native_rig(saved: Option<serde_json::Value>) -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let pool = UnixListener::bind(folder.path().join("pool")).unwrap();
     let options = Options {
@@ -21,7 +25,7 @@ fn rig_of_native() -> Rig {
         pages: SIZE,
         ..options(folder.path())
     };
-    rig_of(folder, pool, options, None)
+    rig_of(folder, pool, options, saved)
 }
 
 /// A device file with pages that read as zero.
@@ -364,4 +368,24 @@ fn native_contexts_are_neither_moved_nor_saved() {
     assert!(why.to_string().contains("gantry-checkpoint"), "{why}");
     let busy = rig.function.lock().unwrap().save().unwrap_err();
     assert!(busy.to_string().contains("gantry-checkpoint"), "{busy}");
+}
+
+#[test]
+fn a_port_that_no_program_uses_comes_back_without_pages() {
+    let rig = rig_of_native();
+    let worker = rig.open(0);
+    assert_eq!(ask(&worker, place(AT, PAGE), &[device().as_fd()]), 0);
+    rig.writes(AT, 5);
+    let detaching = Arc::clone(&rig.function);
+    let detached = std::thread::spawn(move || detaching.lock().unwrap().detach());
+    // The worker ends when it is told to.
+    assert_eq!((&worker).read(&mut [0]).unwrap(), 0);
+    drop(worker);
+    detached.join().unwrap().unwrap();
+    assert_eq!(rig.sees(AT), 0);
+    let state = rig.function.lock().unwrap().save().unwrap();
+    let later = native_rig(Some(state));
+    assert_eq!((later.bar(4), later.sees(AT)), (rig.bar(4), 0));
+    let worker = later.open(0);
+    assert_eq!(ask(&worker, place(AT, PAGE), &[device().as_fd()]), 0);
 }
