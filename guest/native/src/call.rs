@@ -98,6 +98,15 @@ impl Program {
                     .status_at()
                     .is_none_or(|at| word(&reply.bytes, at) == status::OK)
         });
+        if let (Some(_), Err(error)) = (lent, &reply)
+            && error.raw_os_error() == Some(libc::EOPNOTSUPP)
+        {
+            // The worker is not on this machine.
+            eprintln!(
+                "gantry-nvidia: memory cannot be shared with the device: a file cannot be lent from a virtual machine"
+            );
+            return answer_status(&call, argument, status::NOT_SUPPORTED);
+        }
         if let Some(Wanted::Moved(mut pages)) = wanted {
             if is_done {
                 let handle = reply.as_ref().map_or(0, |reply| word(&reply.bytes, 8));

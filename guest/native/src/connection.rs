@@ -14,6 +14,8 @@ use nvidia_abi::{
     wire::{Answer, HEADER, MOST, Operation, Request, VERSION},
 };
 
+use crate::pinned::SliceFile;
+
 const DEFAULT_SOCKET: &[u8] = b"/run/gantry/nvidia.sock";
 /// Descriptors of this library lie above those that programs expect to get.
 const LOWEST: RawFd = 900;
@@ -27,6 +29,8 @@ pub struct Connection {
     socket: OwnedFd,
     /// The program's slice.
     pub slice: OwnedFd,
+    /// How mappings of it are shown.
+    pub shown: SliceFile,
     /// The branch of the worker's driver.
     pub branch: Branch,
     packet: Vec<u8>,
@@ -59,9 +63,11 @@ impl Connection {
         let version = str::from_utf8(&reply.bytes).map_err(|_| invalid())?;
         let branch = Branch::of_version(version).ok_or_else(invalid)?;
         let slice = high(reply.file.ok_or_else(invalid)?)?;
+        let shown = SliceFile::new(&slice)?;
         Ok(Self {
             socket,
             slice,
+            shown,
             branch,
             packet,
         })

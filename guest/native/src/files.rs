@@ -8,7 +8,7 @@ use std::{
     cell::Cell,
     io,
     mem::size_of,
-    os::fd::{FromRawFd, IntoRawFd, OwnedFd, RawFd},
+    os::fd::{AsRawFd, FromRawFd, IntoRawFd, OwnedFd, RawFd},
     sync::{
         Mutex, MutexGuard, Once, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -25,7 +25,7 @@ use base::fork::Mark;
 use crate::{
     connection::Connection,
     managed,
-    pinned::{Inherited, Pinned},
+    pinned::{Inherited, Pinned, SliceFile},
 };
 
 /// A device file.
@@ -144,8 +144,7 @@ static HELD: Held = Held(std::cell::UnsafeCell::new(None));
 extern "C" fn before_fork() {
     let program = PROGRAM.lock().unwrap_or_else(PoisonError::into_inner);
     HAS_PROGRAM.set(true);
-    let pinned = program.iter().flat_map(|program| &program.pinned);
-    let inherited = pinned.flat_map(Pinned::inherited).collect();
+    let inherited = program.iter().flat_map(Program::inherited).collect();
     let forking = Forking {
         inherited,
         _program: program,
@@ -212,6 +211,21 @@ impl Program {
         self.connection
             .as_mut()
             .ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+
+    /// The slice, and how mappings of it are shown.
+    pub fn slice(&self) -> Option<(RawFd, SliceFile)> {
+        let connection = self.connection.as_ref()?;
+        Some((connection.slice.as_raw_fd(), connection.shown))
+    }
+
+    /// What a child gets a copy of.
+    fn inherited(&self) -> Vec<Inherited> {
+        let inherited = |(_, shown)| {
+            let pinned = self.pinned.iter();
+            pinned.flat_map(move |pinned: &Pinned| pinned.inherited(shown))
+        };
+        self.slice().into_iter().flat_map(inherited).collect()
     }
 
     /// Leaves a worker that has ended, unless the program has a device file of it: a program that was suspended goes on

@@ -113,7 +113,11 @@ impl Program {
             let Range { start, end } = known.addresses();
             let length = end - start;
             let is_whole = replaced.start <= start && end <= replaced.end;
-            if is_whole || !pinned::is_mapped(start, length, known.offset.load(Ordering::Relaxed)) {
+            let offset = known.offset.load(Ordering::Relaxed);
+            let is_mapped = self
+                .slice()
+                .is_some_and(|(_, shown)| pinned::is_mapped(shown, start, length, offset));
+            if is_whole || !is_mapped {
                 known.end.store(0, Ordering::Relaxed);
                 self.free_range(known.file.load(Ordering::Relaxed), start, length);
             } else {

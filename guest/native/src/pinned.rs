@@ -23,7 +23,7 @@ use nvidia_abi::wire::Operation;
 use crate::{files::Program, memory};
 
 const PAGE: usize = 4096;
-/// How a mapping of the slice is shown in the list of mappings.
+/// How a mapping of a slice is shown in the list of mappings, where it is no device's.
 const SLICE: &str = "/memfd:gantry-slice (deleted)";
 /// How the memory that the vendor's library allocates for itself is shown.
 const ZERO: &str = "/dev/zero (deleted)";
@@ -68,6 +68,11 @@ impl Wanted {
 
 /// Operations of `userfaultfd`: their command words and blocks as the kernel publishes them.
 mod fault {
+    use std::{
+        io,
+        os::fd::{FromRawFd, OwnedFd},
+    };
+
     pub const API_COMMAND: u64 = 0xc018_aa3f;
     pub const REGISTER: u64 = 0xc020_aa00;
     pub const WAKE: u64 = 0x8010_aa02;
@@ -76,20 +81,18 @@ mod fault {
     pub const API: u64 = 0xaa;
     pub const FEATURES: u64 = 1 | 1 << 12;
     pub const UNPOPULATED: u64 = 1 << 13;
+    /// Registered memory stays registered when it is moved.
+    pub const MOVES: u64 = 1 << 2;
     /// Only faults of the program itself: for users without rights.
-    pub const USER_MODE_ONLY: i32 = 1;
+    const USER_MODE_ONLY: i32 = 1;
+    pub const REGISTER_MISSING: u64 = 1;
     pub const REGISTER_PROTECTED: u64 = 2;
     pub const PROTECT_ON: u64 = 1;
-}
+    pub const COPY: u64 = 0xc028_aa03;
+    pub const WAKE_LATER: u64 = 1;
 
-/// Writers to a range wait as long as it lives, and go on at the pages that are there then.
-struct Stopped {
-    file: OwnedFd,
-    range: [u64; 2],
-}
-
-impl Stopped {
-    fn new(start: usize, length: usize) -> io::Result<Self> {
+    /// A `userfaultfd` without memory.
+    pub fn open() -> io::Result<OwnedFd> {
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
         let open = |flags: i32| {
             // SAFETY: a call without pointers.
@@ -100,7 +103,19 @@ impl Stopped {
                 _ => Err(io::Error::last_os_error()),
             }
         };
-        let file = open(flags).or_else(|_| open(flags | fault::USER_MODE_ONLY))?;
+        open(flags).or_else(|_| open(flags | USER_MODE_ONLY))
+    }
+}
+
+/// Writers to a range wait as long as it lives, and go on at the pages that are there then.
+struct Stopped {
+    file: OwnedFd,
+    range: [u64; 2],
+}
+
+impl Stopped {
+    fn new(start: usize, length: usize) -> io::Result<Self> {
+        let file = fault::open()?;
         let range = [start as u64, length as u64];
         let features = fault::FEATURES | fault::UNPOPULATED;
         if command(&file, fault::API_COMMAND, &mut [fault::API, features, 0]).is_err() {
@@ -170,6 +185,47 @@ impl Found {
     /// Whether it is a file that other processes may have.
     fn is_file(&self) -> bool {
         self.is_shared && self.file.1 != 0 && ![ZERO, SLICE].contains(&self.path.as_str())
+    }
+}
+
+/// The file of a slice, as the list of mappings shows it.
+#[derive(Clone, Copy)]
+pub struct SliceFile {
+    /// Its device and number.
+    file: (u64, u64),
+    /// Where it begins: the kernel shows a device's memory by its address.
+    base: u64,
+}
+
+impl SliceFile {
+    /// How a slice is shown.
+    pub fn new(slice: &OwnedFd) -> io::Result<Self> {
+        // SAFETY: zeroes are a valid value.
+        let mut found: libc::stat = unsafe { std::mem::zeroed() };
+        // SAFETY: the kernel writes the value. The replaced functions would wait for the program.
+        if unsafe { libc::syscall(libc::SYS_fstat, slice.as_raw_fd(), &raw mut found) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        let mut known = Self {
+            file: (found.st_dev, found.st_ino),
+            base: 0,
+        };
+        if is_memory(slice) {
+            return Ok(known);
+        }
+        let file = slice.as_raw_fd();
+        let (protection, flags) = (libc::PROT_READ, libc::MAP_SHARED);
+        // SAFETY: a new mapping, which is unmapped below.
+        let page = unsafe { memory::map(ptr::null_mut(), PAGE, protection, flags, file, 0) };
+        if page == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let shown = mappings(page as usize, PAGE);
+        // SAFETY: it was made above.
+        unsafe { memory::unmap(page, PAGE)? };
+        let shown = shown?.into_iter().find(|shown| shown.file == known.file);
+        known.base = shown.ok_or(io::ErrorKind::NotFound)?.offset;
+        Ok(known)
     }
 }
 
@@ -366,11 +422,18 @@ unsafe fn replace_by(
     replaced
 }
 
-/// Replaces pages of the slice by memory of the program's own, with the rights that the program gave them meanwhile.
+/// Replaces pages of the slice, from `offset` on, by memory of the program's own, with the rights that the program gave
+/// them meanwhile.
 ///
 /// # Safety
 /// The range is memory of the program.
-unsafe fn own_again(start: usize, length: usize, protection: i32) -> io::Result<()> {
+unsafe fn own_again(
+    start: usize,
+    length: usize,
+    protection: i32,
+    slice: RawFd,
+    offset: u64,
+) -> io::Result<()> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
     let usual = libc::PROT_READ | libc::PROT_WRITE;
     let protect = |protection: i32| {
@@ -384,36 +447,181 @@ unsafe fn own_again(start: usize, length: usize, protection: i32) -> io::Result<
         protect(protection | libc::PROT_READ)?;
     }
     // SAFETY: the caller's, and the range can be read.
-    unsafe { replace_by(start, length, flags, -1, 0)? };
+    match unsafe { replace_by(start, length, flags, -1, 0) } {
+        // The kernel does not write-protect a device's memory.
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            // SAFETY: as above.
+            unsafe { take_back(start, length, slice, offset)? };
+        }
+        replaced => replaced?,
+    }
     if protection != usual {
         protect(protection)?;
     }
     Ok(())
 }
 
+/// A mapping of this library's own, which is unmapped on drop.
+struct Own(*mut c_void, usize);
+
+impl Own {
+    fn new(
+        length: usize,
+        protection: i32,
+        flags: i32,
+        file: RawFd,
+        offset: u64,
+    ) -> io::Result<Self> {
+        let offset = offset.cast_signed();
+        // SAFETY: a new mapping.
+        let new = unsafe { memory::map(ptr::null_mut(), length, protection, flags, file, offset) };
+        match new {
+            libc::MAP_FAILED => Err(io::Error::last_os_error()),
+            new => Ok(Self(new, length)),
+        }
+    }
+}
+
+impl Drop for Own {
+    fn drop(&mut self) {
+        // SAFETY: it is this value's.
+        let _ = unsafe { memory::unmap(self.0, self.1) };
+    }
+}
+
+/// Moves a mapping to other addresses in a thread of its own, while this one takes the events of a `userfaultfd` that
+/// the move waits for.
+///
+/// # Safety
+/// What is at `to` may be replaced.
+unsafe fn move_heard(events: &OwnedFd, from: usize, to: usize, length: usize) -> io::Result<()> {
+    const EVENT_BYTES: usize = 32;
+    // It gets no signals of the program.
+    // SAFETY: a valid set, which is filled.
+    let (mut all, mut before) = unsafe { (std::mem::zeroed(), std::mem::zeroed()) };
+    // SAFETY: valid sets.
+    unsafe {
+        libc::sigfillset(&raw mut all);
+        libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
+    }
+    let mover = std::thread::Builder::new()
+        .stack_size(64 << 10)
+        .spawn(move || {
+            let flags = libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED;
+            let (from, to) = (from as *mut c_void, to as *mut c_void);
+            // SAFETY: the caller's.
+            match unsafe { libc::mremap(from, length, length, flags, to) } {
+                libc::MAP_FAILED => Err(io::Error::last_os_error()),
+                _ => Ok(()),
+            }
+        });
+    // SAFETY: the set that was valid before.
+    unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const before, ptr::null_mut()) };
+    let mover = mover?;
+    while !mover.is_finished() {
+        let mut event = [0u8; EVENT_BYTES];
+        let mut polled = libc::pollfd {
+            fd: events.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one entry; then at most the array. The system calls are made past the replaced functions.
+        unsafe {
+            let soon = libc::timespec {
+                tv_sec: 0,
+                tv_nsec: 100_000,
+            };
+            let none = ptr::null::<c_void>();
+            libc::syscall(
+                libc::SYS_ppoll,
+                &raw mut polled,
+                1,
+                &raw const soon,
+                none,
+                8,
+            );
+            libc::read(events.as_raw_fd(), event.as_mut_ptr().cast(), EVENT_BYTES);
+        }
+    }
+    mover.join().map_err(|_| io::ErrorKind::Other)?
+}
+
+/// As [`replace`], for pages of a slice that cannot be write-protected: memory of the program's own without contents
+/// takes their place, and whoever accesses it waits until it has them.
+///
+/// # Safety
+/// The range is memory of the program: pages of the slice from `offset` on.
+unsafe fn take_back(start: usize, length: usize, slice: RawFd, offset: u64) -> io::Result<()> {
+    let old = Own::new(length, libc::PROT_READ, libc::MAP_SHARED, slice, offset)?;
+    let access = libc::PROT_READ | libc::PROT_WRITE;
+    let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;
+    let new = Own::new(length, access, flags, -1, 0)?;
+    let faults = fault::open()?;
+    command(
+        &faults,
+        fault::API_COMMAND,
+        &mut [fault::API, fault::MOVES, 0],
+    )?;
+    let mut range = [new.0 as u64, length as u64, fault::REGISTER_MISSING, 0];
+    command(&faults, fault::REGISTER, &mut range)?;
+    // SAFETY: the caller's.
+    unsafe { move_heard(&faults, new.0 as usize, start, length)? };
+    // It is the program's now.
+    std::mem::forget(new);
+    for at in (0..length).step_by(PAGE) {
+        let from = (old.0 as usize + at) as *const u64;
+        let words = PAGE / size_of::<u64>();
+        // SAFETY: within the mapping, which nobody writes to any longer. Pages of zeroes come by themselves.
+        if (0..words).all(|word| unsafe { from.add(word).read_volatile() } == 0) {
+            continue;
+        }
+        let page = [
+            (start + at) as u64,
+            from as u64,
+            PAGE as u64,
+            fault::WAKE_LATER,
+            0,
+        ];
+        while let Err(error) = command(&faults, fault::COPY, &mut page.clone()) {
+            // Another thread moves memory, or there is none: again. Or it has unmapped the page.
+            if !matches!(error.raw_os_error(), Some(libc::EAGAIN | libc::ENOMEM)) {
+                break;
+            }
+            std::thread::yield_now();
+        }
+    }
+    // Closing the file wakes whoever waits.
+    Ok(())
+}
+
 /// The mappings in a range that are of the slice, from `offset` on. A part that was unmapped or replaced by the program
 /// is none.
-fn of_slice(start: usize, length: usize, offset: u64) -> impl Iterator<Item = Found> {
-    let place = offset.wrapping_sub(start as u64);
+fn of_slice(
+    slice: SliceFile,
+    start: usize,
+    length: usize,
+    offset: u64,
+) -> impl Iterator<Item = Found> {
+    let place = slice.base.wrapping_add(offset).wrapping_sub(start as u64);
     let found = mappings(start, length).into_iter().flatten();
     found.filter(move |found| {
-        found.path == SLICE && found.offset.wrapping_sub(found.start as u64) == place
+        found.file == slice.file && found.offset.wrapping_sub(found.start as u64) == place
     })
 }
 
 /// Whether any page of a range is of the slice, which it was mapped from at `offset`.
-pub fn is_mapped(start: usize, length: usize, offset: u64) -> bool {
-    of_slice(start, length, offset).next().is_some()
+pub fn is_mapped(slice: SliceFile, start: usize, length: usize, offset: u64) -> bool {
+    of_slice(slice, start, length, offset).next().is_some()
 }
 
 impl Pinned {
     /// Its mappings.
-    fn mappings(&self) -> impl Iterator<Item = Found> {
-        of_slice(self.start, self.length, self.offset)
+    fn mappings(&self, slice: SliceFile) -> impl Iterator<Item = Found> {
+        of_slice(slice, self.start, self.length, self.offset)
     }
 
     /// What a child gets a copy of.
-    pub fn inherited(&self) -> Vec<Inherited> {
+    pub fn inherited(&self, slice: SliceFile) -> Vec<Inherited> {
         if self.private.is_empty() {
             return Vec::new();
         }
@@ -425,7 +633,7 @@ impl Pinned {
                 protection: found.protection,
             })
         };
-        self.mappings()
+        self.mappings(slice)
             .flat_map(|found| {
                 self.private
                     .iter()
@@ -524,11 +732,16 @@ impl Program {
             offset,
             ..
         } = pinned;
-        for found in pinned.mappings() {
+        let Some((slice, shown)) = self.slice() else {
+            return;
+        };
+        for found in pinned.mappings(shown) {
             let from = found.start.max(start);
             let length = found.end.min(start + length) - from;
+            let offset = offset + (from - start) as u64;
             // SAFETY: the range is the program's memory, mapped from the slice.
-            if let Err(error) = unsafe { own_again(from, length, found.protection) } {
+            let owned = unsafe { own_again(from, length, found.protection, slice, offset) };
+            if let Err(error) = owned {
                 // The pages stay in the slice, and nobody else gets them.
                 eprintln!("gantry-nvidia: memory stays shared with the device: {error}");
                 return;
