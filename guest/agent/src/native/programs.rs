@@ -15,7 +15,11 @@ use std::{
 };
 
 use base::{Unpoisoned, socket};
-use gantry_remoting::{apis::nvidia::to_agent, link::closer::Closer, wire::Header};
+use gantry_remoting::{
+    apis::nvidia::{to_agent, to_worker},
+    link::closer::Closer,
+    wire::Header,
+};
 use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN};
 
 use super::readiness::{Interest, READ, Readiness, Source, Wake};
@@ -71,8 +75,8 @@ struct DeviceFile {
 struct State {
     programs: HashMap<u32, Program>,
     files: HashMap<u32, DeviceFile>,
-    /// Files that the worker is to close.
-    to_close: Vec<u32>,
+    /// Messages for the worker: kind and number.
+    due: Vec<(u16, u32)>,
     /// Why no more messages can come from the worker.
     lost: Option<String>,
     /// The number of the last program.
@@ -280,9 +284,9 @@ impl Programs {
         self.wake.wake();
     }
 
-    /// The files that the worker is to close.
-    pub fn take_closed(&self) -> Vec<u32> {
-        std::mem::take(&mut self.state.lock_unpoisoned().to_close)
+    /// Messages that the worker is to get, without contents: kind and number.
+    pub fn take_due(&self) -> Vec<(u16, u32)> {
+        std::mem::take(&mut self.state.lock_unpoisoned().due)
     }
 
     /// Something may be readable on a program's connection, or there is room to write. A request replaces
@@ -413,7 +417,7 @@ impl Programs {
             self.readiness.remove(&file.end);
             self.closer.close(file.end);
         }
-        state.to_close.clear();
+        state.due.clear();
         state.lost = None;
     }
 
@@ -459,9 +463,12 @@ impl Programs {
                 }
             }
             to_agent::ENDED => {
-                let has_ended = |program: &Program| program.connection.is_none();
-                if state.programs.get(&number).is_some_and(has_ended) {
-                    state.programs.remove(&number);
+                if let Some(program) = state.programs.remove(&number) {
+                    if let Some(connection) = program.connection {
+                        // The worker has ended it by itself, and forgets it when it is told of its end.
+                        self.close(connection);
+                        state.due.push((to_worker::END, number));
+                    }
                     self.wake.wake();
                 }
             }
@@ -505,7 +512,7 @@ impl Programs {
                 match opened {
                     Ok(end) => packet(answer, bytes, Some(Along::Own(end))),
                     Err(error) => {
-                        state.to_close.push(file);
+                        state.due.push((to_worker::CLOSE, file));
                         self.wake.wake();
                         refusal(error.raw_os_error().unwrap_or(libc::EIO))
                     }

@@ -117,8 +117,8 @@ impl<P: OneSlice> Relay<P> {
                     }
                 }
             }
-            for number in self.programs.take_closed() {
-                self.send(to_worker::CLOSE, number, &[]);
+            for (kind, number) in self.programs.take_due() {
+                self.send(kind, number, &[]);
             }
             if self.programs.activity().is_delayed {
                 self.programs.retry();

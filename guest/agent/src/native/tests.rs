@@ -55,6 +55,8 @@ mod command {
     pub const HOLD: u64 = 5;
     /// The answer is as long as one may be.
     pub const LONG: u64 = 6;
+    /// The worker ends the program's session.
+    pub const LEAVE: u64 = 7;
 }
 
 /// What the worker is told.
@@ -299,7 +301,6 @@ impl Worker<'_> {
                 // Of files and sessions that there are not.
                 self.send(to_agent::EVENT, 77, &[]);
                 self.send(to_agent::ENDED, 77, &[]);
-                self.send(to_agent::ENDED, session, &[]);
                 self.answer(77, none, &[]);
                 self.answer(session, none, &[]);
             }
@@ -307,6 +308,7 @@ impl Worker<'_> {
             (Operation::Call, command::BREAK) => self.send(99, session, b"?"),
             (Operation::Call, command::HOLD) => self.held.push(session),
             (Operation::Call, command::LONG) => self.answer(session, none, &[1; MOST]),
+            (Operation::Call, command::LEAVE) => self.send(to_agent::ENDED, session, &[]),
             (operation, _) => panic!("{operation:?}"),
         }
         true
@@ -694,6 +696,18 @@ fn the_workers_end_ends_programs_and_files_and_the_next_gets_another() {
         let (again, ..) = rig.program().open();
         assert_eq!(again, 1, "a new worker's first");
     }
+}
+
+#[test]
+fn a_program_whose_session_the_worker_ends_is_disconnected() {
+    let rig = Rig::new(true);
+    let (program, other) = (rig.program(), rig.program());
+    program.put(Operation::Call, 0, 0, command::LEAVE, &[], &[]);
+    assert!(program.take().is_none());
+    rig.wait_for(&Told::End);
+    assert_eq!(other.call(command::ECHO, 0, b"x").1, b"x");
+    drop(other);
+    rig.wait_for(&Told::SliceClosed);
 }
 
 #[test]
