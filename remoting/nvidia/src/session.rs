@@ -389,6 +389,10 @@ impl Session {
 
 impl Drop for Session {
     fn drop(&mut self) {
+        if !self.slice.is_common() {
+            // It ends with the program, whose memory may still be there: the program may go on with another worker.
+            return;
+        }
         for offset in self.taken.drain() {
             self.slice.give(offset, Holder::Program);
         }

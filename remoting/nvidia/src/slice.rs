@@ -82,6 +82,11 @@ impl Slice {
         self.mapping.len() as u64
     }
 
+    /// Whether it is a window that several programs take pieces of.
+    pub fn is_common(&self) -> bool {
+        self.first > 0
+    }
+
     /// Takes a zeroed piece. `None`: there is no room, or `length` is 0.
     pub fn take(&self, length: u64, holder: Holder) -> Option<u64> {
         let length = length.checked_next_multiple_of(UNIT)?;
