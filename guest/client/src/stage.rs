@@ -246,6 +246,13 @@ impl Stages {
         Some(stage)
     }
 
+    /// Makes a stage land nowhere.
+    fn abandon(&mut self, id: StageId) {
+        if let Some(stage) = self.pending.get_mut(&id) {
+            self.landing -= usize::from(stage.destination.take().is_some());
+        }
+    }
+
     /// Whether any pending stage lands in the application's memory.
     pub fn land(&self) -> bool {
         self.landing > 0
@@ -438,6 +445,14 @@ impl<D: Driver> Link<D> {
         Ok(())
     }
 
+    /// Makes stages land nowhere: another part of their copy has failed, and the caller, who is told so, may free the
+    /// memory although their commands are still running.
+    pub fn abandon(&self, all: impl IntoIterator<Item = StageId>) {
+        // Data lands under this lock.
+        let mut stages = self.stages.lock_unpoisoned();
+        all.into_iter().for_each(|id| stages.abandon(id));
+    }
+
     /// Reserves space that the worker sees permanently, for long-lived use, if there is some. The space is at the
     /// window's end, outside the part that is reserved for the data of commands.
     pub fn reserve_lasting(&self, length: u64) -> Option<u64> {
@@ -603,6 +618,32 @@ mod tests {
         assert_eq!(stages.oldest(), Some(first));
         assert!(stages.remove(first).is_some() && stages.remove(first).is_none());
         assert_eq!(stages.oldest(), None);
+    }
+
+    #[test]
+    fn an_abandoned_stage_does_not_land_and_its_space_becomes_free() {
+        let mut stages = Stages::default();
+        let memory = HostRegion::flat(std::ptr::null_mut(), 1);
+        let ids = [(); 2].map(|()| {
+            stages.add(Stage {
+                destination: Some(memory),
+                keeps_space: false,
+                ..stage()
+            })
+        });
+        stages.abandon(ids[0]);
+        assert!(stages.land());
+        // No matter how often, and which are gone.
+        for id in ids {
+            stages.abandon(id);
+        }
+        assert!(!stages.land());
+        for id in ids {
+            let stage = stages.remove(id).unwrap();
+            assert!(stage.destination.is_none() && !stage.keeps_space);
+            stages.abandon(id);
+        }
+        assert!(!stages.land());
     }
 
     #[test]

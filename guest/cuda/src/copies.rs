@@ -229,8 +229,25 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
     )
 }
 
-/// Copies to memory that contains the data when this function returns.
+/// Copies to memory that contains the data when this function returns. If it fails, nothing is written to the memory
+/// any more.
 fn read_staged(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outcome {
+    let mut under_way = VecDeque::with_capacity(PIECES);
+    let read = read_pieces(link, order, to, (from, size), &mut under_way);
+    if read.is_err() {
+        link.abandon(under_way);
+    }
+    read
+}
+
+/// The same, except that pieces that are left `under_way` may be written to the memory after a failure.
+fn read_pieces(
+    link: &Link,
+    order: Order,
+    to: *mut u8,
+    (from, size): (u64, usize),
+    under_way: &mut VecDeque<StageId>,
+) -> Outcome {
     let Order {
         context, stream, ..
     } = order;
@@ -240,16 +257,16 @@ fn read_staged(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -
         from,
         to,
     };
-    let mut under_way = VecDeque::with_capacity(PIECES);
     for (at, length) in pieces(size) {
         if under_way.len() == PIECES {
             under_way
-                .pop_front()
-                .map_or(Ok(()), |stage| link.wait_released(stage))?;
+                .front()
+                .map_or(Ok(()), |stage| link.wait_released(*stage))?;
+            under_way.pop_front();
         }
         let memory = HostRegion::flat(to.wrapping_add(at), length);
         let offset = link.reserve(length as u64)?;
-        // SAFETY: the caller's memory, which is not written to after this function has returned.
+        // SAFETY: the caller's memory, which is not written to after `read_staged` has returned.
         let place = unsafe { link.stage_into(offset, length as u64, memory) };
         under_way.extend(place.stage);
         let call = call(from + at as u64, place);

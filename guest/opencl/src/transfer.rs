@@ -242,37 +242,46 @@ pub fn bytes_by(
         stage.into_iter().for_each(staged);
         return Ok(());
     }
-    let length = piece_size(size);
     let mut under_way = VecDeque::with_capacity(PIECES);
-    let mut at = 0;
-    while at < size {
-        // Does not wait in a non-blocking call: commands may be waiting for its caller.
-        if blocking && under_way.len() == PIECES {
-            under_way
-                .pop_front()
-                .map_or(Ok(()), |stage| link.wait_released(stage))?;
+    let mut all = || -> Outcome {
+        let length = piece_size(size);
+        let mut at = 0;
+        while at < size {
+            // Does not wait in a non-blocking call: commands may be waiting for its caller.
+            if blocking && under_way.len() == PIECES {
+                under_way
+                    .front()
+                    .map_or(Ok(()), |stage| link.wait_released(*stage))?;
+                under_way.pop_front();
+            }
+            let length = length.min(size - at);
+            let (first, last) = (at == 0, at + length == size);
+            let around = Around {
+                count: if first { around.count } else { 0 },
+                wait: if first { around.wait } else { std::ptr::null() },
+                event: if last { around.event } else { null_mut() },
+            };
+            let part = HostRegion::flat(memory.start.wrapping_add(at as usize), length as usize);
+            let stage = piece(
+                queue,
+                there.after(at),
+                blocking && last,
+                part,
+                write,
+                around,
+            )?;
+            stage.into_iter().for_each(&mut staged);
+            under_way.extend(stage);
+            at += length;
         }
-        let length = length.min(size - at);
-        let (first, last) = (at == 0, at + length == size);
-        let around = Around {
-            count: if first { around.count } else { 0 },
-            wait: if first { around.wait } else { std::ptr::null() },
-            event: if last { around.event } else { null_mut() },
-        };
-        let part = HostRegion::flat(memory.start.wrapping_add(at as usize), length as usize);
-        let stage = piece(
-            queue,
-            there.after(at),
-            blocking && last,
-            part,
-            write,
-            around,
-        )?;
-        stage.into_iter().for_each(&mut staged);
-        under_way.extend(stage);
-        at += length;
+        Ok(())
+    };
+    let outcome = all();
+    if outcome.is_err() {
+        // The application may free the memory now.
+        link.abandon(under_way);
     }
-    Ok(())
+    outcome
 }
 
 pub extern "C" fn clEnqueueReadBuffer(

@@ -110,6 +110,8 @@ struct Use<F> {
     fence: F,
     /// Whether this thread is going to be woken.
     armed: bool,
+    /// Whether the command is whole: a part of it may have failed.
+    whole: bool,
 }
 
 /// Serves one application, whose requests a backend carries out.
@@ -361,7 +363,7 @@ impl<B: Backend> Session<B> {
         }
         driver.release(used.fence);
         self.released
-            .push((used.stage, progress == Progress::Complete));
+            .push((used.stage, used.whole && progress == Progress::Complete));
         true
     }
 
@@ -479,13 +481,15 @@ impl<B: Backend> Session<B> {
         self.stages = pending;
     }
 
-    /// Remembers that a command uses a stage until `fence`, a reference to which this takes over.
-    pub(crate) fn stage_until(&mut self, stage: StageId, fence: FenceOf<B>) {
+    /// Remembers that a command uses a stage until `fence`, a reference to which this takes over. If the
+    /// driver has refused a part of it, it is not `whole`: what it leaves in the stage is no good then.
+    pub(crate) fn stage_until(&mut self, stage: StageId, fence: FenceOf<B>, whole: bool) {
         let armed = false;
         self.stages.push_back(Use {
             stage,
             fence,
             armed,
+            whole,
         });
     }
 

@@ -2,14 +2,17 @@
 
 use std::{
     collections::{HashMap, HashSet},
+    ops::ControlFlow,
     sync::{Arc, atomic::AtomicUsize},
 };
+
+use cuda_definition::driver::types::CUstream;
 
 use super::{
     captures::Captures,
     charges::Kept,
     cover::Cover,
-    driver::Api,
+    driver::{Api, cu},
     fences::Fence,
     host_functions::{News, Pending},
     light::Algorithm,
@@ -88,6 +91,8 @@ pub struct CudaBackend {
     pub(super) user_objects: UserObjects,
     /// Requests that wait for a context's work or for client functions, as the driver itself would.
     pub(super) put_off: Vec<PutOff>,
+    /// The stages of commands behind which the driver could record no event, with their contexts and streams.
+    pub(super) unfenced: Vec<(StageId, u32, u32)>,
     /// A request that waits for client functions and must execute before all requests that follow.
     pub(super) parked: Option<(Header, Request)>,
 }
@@ -125,6 +130,7 @@ impl CudaBackend {
             conditionals: HashMap::new(),
             user_objects: UserObjects::default(),
             put_off: Vec::new(),
+            unfenced: Vec::new(),
             parked: None,
             api,
         }
@@ -188,6 +194,9 @@ impl Backend for CudaBackend {
     }
 
     fn resume(session: &mut Server) -> Result<bool, Error> {
+        if !session.backend.unfenced.is_empty() {
+            session.free_unfenced();
+        }
         let backend = &mut session.backend;
         if backend.parked.is_none() && backend.put_off.is_empty() || backend.has_pending() {
             return Ok(false);
@@ -286,6 +295,24 @@ pub(super) struct Submitted {
     pub(super) stream: u32,
     /// The driver's stream.
     pub(super) raw: usize,
+    /// The code with which the driver has refused a part of the command, after it had accepted an earlier part; 0
+    /// otherwise.
+    pub(super) refused: i32,
+}
+
+impl Submitted {
+    /// Decides about the result of the command's next part: the command has failed if it is the first one, and
+    /// has been submitted in part if it is a later one. `any` tells whether a part has been accepted.
+    pub(super) fn part(self, any: &mut bool, code: i32) -> ControlFlow<Result<Self, i32>> {
+        match code {
+            0 => {
+                *any = true;
+                ControlFlow::Continue(())
+            }
+            refused if *any => ControlFlow::Break(Ok(Self { refused, ..self })),
+            refused => ControlFlow::Break(Err(refused)),
+        }
+    }
 }
 
 /// The contexts whose legacy stream may have outstanding work.
@@ -349,6 +376,7 @@ impl Server {
             context: raw_context,
             stream,
             raw,
+            refused: 0,
         })
     }
 
@@ -382,8 +410,10 @@ impl Server {
                 return self.fail(header, context, code);
             }
         };
+        let whole = submitted.refused == 0;
         let captured = self.is_captured(submitted.raw);
-        if waits && !captured && metered.is_none() && self.limit.is_none() && self.stays(header) {
+        let watched = metered.is_some() || self.limit.is_some();
+        if waits && whole && !captured && !watched && self.stays(header) {
             let synchronized = self.synchronize_here(submitted);
             if let Some(stage) = stage {
                 self.stage_free(stage, synchronized.is_ok());
@@ -393,18 +423,25 @@ impl Server {
         }
         if captured {
             if let Some(stage) = stage {
-                self.stage_free(stage, true);
+                self.stage_free(stage, whole);
             }
-            return self.answer(header, &Ok(()));
+            return match submitted.refused {
+                0 => self.answer(header, &Ok(())),
+                code => self.fail(header, context, code),
+            };
         }
-        if stage.is_none() && metered.is_none() && self.limit.is_none() && !waits {
-            return Ok(());
+        if stage.is_none() && !watched && !(waits && whole) {
+            return match submitted.refused {
+                0 => Ok(()),
+                code => self.fail(header, context, code),
+            };
         }
         let fence = match self.backend.api.fence(submitted.context, submitted.raw) {
             Ok(fence) => fence,
             Err(code) => {
                 if let Some(stage) = stage {
-                    self.stage_free(stage, false);
+                    let one = (stage, context, submitted.stream);
+                    self.backend.unfenced.push(one);
                 }
                 return self.fail(header, context, code);
             }
@@ -424,15 +461,41 @@ impl Server {
         }
         if let Some(stage) = stage {
             self.backend.api.retain(fence);
-            self.stage_until(stage, fence);
+            self.stage_until(stage, fence, whole);
         }
-        if waits {
+        if waits && whole {
             let deferred = self.take_deferred(context);
             self.answer_later(header, vec![fence], true, deferred.unwrap_or(0));
-        } else {
-            self.backend.api.release(fence);
+            return Ok(());
         }
-        Ok(())
+        self.backend.api.release(fence);
+        match submitted.refused {
+            0 => Ok(()),
+            code => self.fail(header, context, code),
+        }
+    }
+
+    /// Releases stages of [`unfenced`](CudaBackend::unfenced) commands that have ended.
+    fn free_unfenced(&mut self) {
+        // A query might invalidate a capture.
+        if self.backend.captures.is_any() {
+            return;
+        }
+        let before = self.backend.api.current();
+        for one in std::mem::take(&mut self.backend.unfenced) {
+            let (stage, context, stream) = one;
+            let raw = self.enter(context).map(|_| {
+                let stream = self.backend.objects.raw(Kind::Stream, stream);
+                stream.map(|raw| cu!(self.backend.api, cuStreamQuery(raw as CUstream)))
+            });
+            match raw {
+                // Of a destroyed stream nothing tells when it ends, other than the end of its context.
+                Ok(Err(_) | Ok(codes::NOT_READY)) => self.backend.unfenced.push(one),
+                // After an error the context runs nothing any more.
+                Ok(Ok(_)) | Err(_) => self.stage_free(stage, false),
+            }
+        }
+        self.backend.api.enter(before);
     }
 
     /// Answers with an error, or keeps the error for the context's next call that waits.

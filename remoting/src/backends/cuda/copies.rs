@@ -1,6 +1,6 @@
 //! Copies and fills.
 
-use std::ptr::null_mut;
+use std::{ops::ControlFlow, ptr::null_mut};
 
 use cuda_definition::driver::types::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
 
@@ -58,11 +58,12 @@ impl Server {
         }
         let backend = &self.backend;
         let stream = submitted.raw as CUstream;
+        let mut any = false;
         for (at, size) in backend.cover.parts(&self.window, offset, length) {
             let done = at - offset;
             let here = here.wrapping_add(done as usize);
             let there = there + done;
-            outcome(if write {
+            let code = if write {
                 let from = here.cast_const().cast();
                 cu!(
                     backend.api,
@@ -73,7 +74,10 @@ impl Server {
                     backend.api,
                     cuMemcpyDtoHAsync_v2(here.cast(), there, size as usize, stream)
                 )
-            })?;
+            };
+            if let ControlFlow::Break(end) = submitted.part(&mut any, code) {
+                return end;
+            }
         }
         Ok(submitted)
     }
@@ -144,13 +148,17 @@ impl Server {
                 return outcome(code).map(|()| submitted);
             }
             // A driver without 2D copies: copy row by row.
+            let mut any = false;
             for row in 0..call.rows {
                 let (to, from) = (call.to.0 + row * call.to.1, call.from.0 + row * call.from.1);
                 let size = call.width as usize;
-                outcome(cu!(
+                let code = cu!(
                     self.backend.api,
                     cuMemcpyDtoDAsync_v2(to, from, size, stream)
-                ))?;
+                );
+                if let ControlFlow::Break(end) = submitted.part(&mut any, code) {
+                    return end;
+                }
             }
             Ok(submitted)
         })();

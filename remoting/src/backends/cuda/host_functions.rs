@@ -6,7 +6,6 @@
 //!
 //! Graphs call a function with each of their launches. What the driver holds for it is released with the last graph
 //! that uses it, by means of a user object.
-//! graph that has it, by a user object.
 
 use std::{
     collections::HashMap,

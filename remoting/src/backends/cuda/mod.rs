@@ -52,6 +52,9 @@ mod waiting;
 
 #[cfg(test)]
 #[cfg(not(loom))]
+mod parts_tests;
+#[cfg(test)]
+#[cfg(not(loom))]
 mod testing;
 #[cfg(test)]
 #[cfg(not(loom))]

@@ -4,6 +4,10 @@ use std::{sync::Arc, time::Duration};
 
 use super::{CudaBackend, Server, driver::Api};
 use crate::{
+    apis::cuda::{
+        forwarded::number,
+        plan::{Outgoing, Plan, Scalars},
+    },
     link::{
         bell::Futex,
         endpoint::Receiver,
@@ -14,15 +18,24 @@ use crate::{
         quota::Quota,
         server::{Nudge, Session, Tuning},
     },
+    wire::{Blob, Flags, Header, Wire},
 };
 
 /// A server with a quota of 1 GiB, the receiver of the calls that it gets, and its window.
 pub(super) fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
+    server_of(driver(), window::SMALLEST)
+}
+
+/// The stand-in for the driver.
+pub(super) fn driver() -> Api {
     let program = std::env::current_exe().unwrap();
     let driver = program.with_file_name("libgantry_cuda_driver.so");
-    let api = Api::open(driver.to_str().unwrap(), None).unwrap();
-    let file = window::create(window::SMALLEST).unwrap();
-    let window = Window::map(&file, window::SMALLEST, 1 << 16).unwrap();
+    Api::open(driver.to_str().unwrap(), None).unwrap()
+}
+
+/// The same, with another driver and a window of this size in bytes.
+pub(super) fn server_of(api: Api, size: u64) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
+    let window = Window::map(&window::create(size).unwrap(), size, 1 << 16).unwrap();
     let patience = Duration::from_millis(1);
     let tuning = Tuning {
         spin: Duration::ZERO,
@@ -33,4 +46,37 @@ pub(super) fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     let nudge = Nudge(Box::new(|| {}));
     let (server, calls) = Session::new(backend, Arc::clone(&window), tuning, nudge);
     (server, calls, window)
+}
+
+/// The header of a request that nobody waits for.
+pub(super) fn posted(opcode: u16) -> Header {
+    Header {
+        length: 0,
+        opcode,
+        flags: Flags::default(),
+        sequence: 0,
+    }
+}
+
+/// What a forwarded entry point is sent.
+pub(super) fn arguments(symbol: &str, words: &[u64]) -> (u16, Blob) {
+    let function = number(symbol);
+    let outgoing = Outgoing {
+        plan: Plan::of(function).unwrap(),
+        words,
+        scalars: Scalars::default(),
+    };
+    let mut bytes = Vec::new();
+    // SAFETY: tests pass what the API wants.
+    assert!(unsafe { outgoing.encode(|_, value| value as u32, &mut bytes) });
+    (function, Blob(bytes))
+}
+
+/// The object that a forwarded entry point makes, which its first parameter points to.
+pub(super) fn made(server: &mut Server, context: u32, symbol: &str, words: &[u64]) -> u32 {
+    let mut place = 0u64;
+    let words = [&[&raw mut place as u64], words].concat();
+    let (function, bytes) = arguments(symbol, &words);
+    let made = server.forward(context, function, &bytes.0);
+    <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap().1
 }

@@ -12,8 +12,6 @@ use crate::{
     apis::cuda::{
         Cuda,
         calls::{Allocate, CopyRows, HostFunction, Post, Request, Source},
-        forwarded::number,
-        plan::{Outgoing, Plan, Scalars},
     },
     link::{
         endpoint::Receiver,
@@ -21,7 +19,7 @@ use crate::{
         window::{Slice, Window},
     },
     turns::fake::{self, Fake},
-    wire::{Api as _, Blob, Flags, Header, Wire, api::Cost, messages::Call},
+    wire::{Api as _, api::Cost, messages::Call},
 };
 
 /// A worker before the stand-in, with a context, and its arbiter.
@@ -32,20 +30,6 @@ struct Sharer {
     body: Vec<u8>,
     arbiter: Fake,
     context: u32,
-}
-
-/// What a forwarded entry point is sent.
-fn arguments(symbol: &str, words: &[u64]) -> (u16, Blob) {
-    let function = number(symbol);
-    let outgoing = Outgoing {
-        plan: Plan::of(function).unwrap(),
-        words,
-        scalars: Scalars::default(),
-    };
-    let mut bytes = Vec::new();
-    // SAFETY: tests pass what the API wants.
-    assert!(unsafe { outgoing.encode(|_, value| value as u32, &mut bytes) });
-    (function, Blob(bytes))
 }
 
 impl Sharer {
@@ -68,11 +52,7 @@ impl Sharer {
 
     /// The object that a forwarded entry point makes, which its first parameter points to.
     fn made(&mut self, symbol: &str, words: &[u64]) -> u32 {
-        let mut place = 0u64;
-        let words = [&[&raw mut place as u64], words].concat();
-        let (function, bytes) = arguments(symbol, &words);
-        let made = self.server.forward(self.context, function, &bytes.0);
-        <(u32, u32)>::from_bytes(&made.unwrap().0).unwrap().1
+        testing::made(&mut self.server, self.context, symbol, words)
     }
 
     fn allocated(&mut self, size: u64) -> u64 {
@@ -86,17 +66,12 @@ impl Sharer {
 
     /// Sends a request that nobody waits for.
     fn post<C: Call>(&mut self, call: C, request: impl Fn(C) -> Request) {
-        let header = Header {
-            length: 0,
-            opcode: C::OPCODE,
-            flags: Flags::default(),
-            sequence: 0,
-        };
+        let header = testing::posted(C::OPCODE);
         self.server.serve_in_turn(header, request(call), 0).unwrap();
     }
 
     fn post_forwarded(&mut self, symbol: &str, words: &[u64]) {
-        let (function, arguments) = arguments(symbol, words);
+        let (function, arguments) = testing::arguments(symbol, words);
         let context = self.context;
         let call = Post {
             context,

@@ -1,6 +1,6 @@
 //! Copies of rows and planes between memory, arrays and the window, immediately or as graph nodes.
 
-use std::ptr::null_mut;
+use std::{ops::ControlFlow, ptr::null_mut};
 
 use cuda_definition::driver::types::*;
 
@@ -160,14 +160,13 @@ impl Server {
                 if self.is_captured(submitted.raw) {
                     return Err(codes::NOT_SUPPORTED);
                 }
-                self.copy_parts(submitted, &copy, window)?;
-            } else {
-                let stream = submitted.raw as CUstream;
-                outcome(cu!(
-                    self.backend.api,
-                    cuMemcpy3DAsync_v2(&raw const copy, stream)
-                ))?;
+                return self.copy_parts(submitted, &copy, window);
             }
+            let stream = submitted.raw as CUstream;
+            outcome(cu!(
+                self.backend.api,
+                cuMemcpy3DAsync_v2(&raw const copy, stream)
+            ))?;
             Ok(submitted)
         })();
         self.conclude(header, call.context, stage, outcome)
@@ -179,7 +178,7 @@ impl Server {
         submitted: Submitted,
         copy: &CUDA_MEMCPY3D,
         [to, from]: [Option<(u64, u64)>; 2],
-    ) -> Result<(), i32> {
+    ) -> Result<Submitted, i32> {
         let ((offset, length), is_to) = match (to, from) {
             (Some(to), None) => (to, true),
             (None, Some(from)) => (from, false),
@@ -188,7 +187,7 @@ impl Server {
         let (width, rows) = (copy.WidthInBytes as u64, copy.Height as u64);
         let all = self.backend.cover.parts(&self.window, offset, length);
         let ends: Vec<u64> = all.map(|(at, size)| at + size - offset).collect();
-        let mut done = 0;
+        let (mut done, mut any) = (0, false);
         while done < length {
             let next = (done / width + 1) * width;
             let end = ends.iter().copied().find(|end| *end > done);
@@ -210,13 +209,16 @@ impl Server {
             *other_y += y;
             *other_z += z;
             let stream = submitted.raw as CUstream;
-            outcome(cu!(
+            let code = cu!(
                 self.backend.api,
                 cuMemcpy3DAsync_v2(&raw const part, stream)
-            ))?;
+            );
+            if let ControlFlow::Break(end) = submitted.part(&mut any, code) {
+                return end;
+            }
             done = until;
         }
-        Ok(())
+        Ok(submitted)
     }
 
     pub(super) fn add_copy_node(&mut self, call: &AddCopyNode) -> Result<u32, i32> {

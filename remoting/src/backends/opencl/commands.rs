@@ -1,6 +1,7 @@
 //! Commands in queues, and waiting for them.
 
 use std::{
+    cell::Cell,
     ptr::{null, null_mut},
     sync::Arc,
     time::Instant,
@@ -12,6 +13,7 @@ use super::{
         api::{Api, Handle},
         cl, outcome,
     },
+    freed,
     objects::Event,
     transfers::There,
 };
@@ -39,11 +41,14 @@ pub(crate) enum Way {
 }
 
 /// The parameters that a command passes on to the driver.
-pub(crate) struct Slot {
+pub(crate) struct Slot<'a> {
     pub queue: Handle,
     pub count: u32,
     pub wait: *const Handle,
     pub event: *mut Handle,
+    /// Set once the driver has accepted a part of the command, which may then be in progress although the
+    /// command fails.
+    pub accepted: &'a Cell<bool>,
 }
 
 pub(crate) fn sizes(numbers: [u64; 3]) -> [usize; 3] {
@@ -58,7 +63,7 @@ impl Server {
         header: Header,
         order: &Order,
         stage: Option<StageId>,
-        enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
+        enqueue: impl FnOnce(&mut Self, &Api, &Slot<'_>) -> Result<i32, i32>,
     ) -> Result<(), Gone> {
         self.enqueue_as(Way::Answered, header, order, stage, enqueue)
     }
@@ -70,12 +75,13 @@ impl Server {
         header: Header,
         order: &Order,
         stage: Option<StageId>,
-        enqueue: impl FnOnce(&mut Self, &Api, &Slot) -> Result<i32, i32>,
+        enqueue: impl FnOnce(&mut Self, &Api, &Slot<'_>) -> Result<i32, i32>,
     ) -> Result<(), Gone> {
         let start = (way == Way::Done).then(Moment::now);
         let waits = header.flags.has(Flags::ANSWER);
         let polled = waits && way == Way::Answered;
         let mut event: Handle = 0;
+        let accepted = Cell::new(false);
         let metered = self.sharing.metered.take();
         let outcome = (|| {
             let queue = self.backend.queues.get_mut(order.queue.0)?;
@@ -111,6 +117,7 @@ impl Server {
                 } else {
                     null_mut()
                 },
+                accepted: &accepted,
             };
             let api = Arc::clone(&self.backend.api);
             if way == Way::Done {
@@ -122,8 +129,10 @@ impl Server {
             self.sender.attend(false);
         }
         if let Err(code) = outcome {
-            if let Some(stage) = stage {
-                self.stage_free(stage, false);
+            match stage {
+                Some(stage) if accepted.get() => self.stage_behind(stage, order.queue),
+                Some(stage) => self.stage_free(stage, false),
+                None => {}
             }
             if let Some(id) = order.event
                 && self.backend.events.check(id.0).is_ok()
@@ -166,6 +175,24 @@ impl Server {
         Ok(())
     }
 
+    /// Releases the stage of a command that has failed when the part that the driver has accepted ends. The
+    /// command's queue is in order.
+    fn stage_behind(&mut self, stage: StageId, queue: QueueId) {
+        let Ok(queue) = self.backend.queues.get_mut(queue.0) else {
+            return self.stage_free(stage, false);
+        };
+        match freed::end(&self.backend.api, queue) {
+            Ok(Some(event)) => self.stage_until(stage, event, false),
+            Ok(None) => self.stage_free(stage, false),
+            // Nothing but a wait tells when it ends. If that might wait for the client, the stage stays in use.
+            Err(_) if self.undecided == 0 && self.expected == 0 => {
+                cl!(self.backend.api, clFinish(queue.raw));
+                self.stage_free(stage, false);
+            }
+            Err(_) => {}
+        }
+    }
+
     /// Passes a driver's event on to everything that waits for the command or monitors it.
     fn pass_event(
         &mut self,
@@ -193,7 +220,7 @@ impl Server {
         }
         if let Some(stage) = stage {
             cl!(self.backend.api, clRetainEvent(event));
-            self.stage_until(stage, event);
+            self.stage_until(stage, event, true);
         }
         if let Some(id) = order.event {
             cl!(self.backend.api, clRetainEvent(event));

@@ -126,8 +126,16 @@ pub(crate) fn server_before(api: Api) -> (Server, Receiver<Slice, Waker>, Arc<Wi
 
 /// The same, with another way of waking its client.
 pub(crate) fn server_with(api: Api, waker: Waker) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
-    let file = window::create(window::SMALLEST).unwrap();
-    let window = Window::map(&file, window::SMALLEST, RING).unwrap();
+    server_of(api, waker, window::SMALLEST)
+}
+
+/// The same, with a window of this size in bytes.
+pub(crate) fn server_of(
+    api: Api,
+    waker: Waker,
+    size: u64,
+) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
+    let window = Window::map(&window::create(size).unwrap(), size, RING).unwrap();
     let tuning = Tuning {
         spin: Duration::ZERO,
         waker,

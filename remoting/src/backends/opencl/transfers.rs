@@ -87,10 +87,13 @@ impl Server {
             let finishes = stays && slot.count == 0 && in_order;
             let blocks = stays && !finishes;
             let finish = |code| match code {
-                0 if finishes => cl!(api, clFinish(slot.queue)),
+                0 if finishes => {
+                    slot.accepted.set(true);
+                    cl!(api, clFinish(slot.queue))
+                }
                 code => code,
             };
-            let enqueue = |slot: &Slot, done: u64, length: u64, wait: bool| {
+            let enqueue = |slot: &Slot<'_>, done: u64, length: u64, wait: bool| {
                 let (wait, length) = (u32::from(wait), length as usize);
                 let here = pointer.wrapping_add(done as usize);
                 let Slot {
@@ -98,6 +101,7 @@ impl Server {
                     count,
                     wait: events,
                     event,
+                    ..
                 } = *slot;
                 match raw {
                     Raw::Buffer(mem, offset) => {
@@ -148,11 +152,13 @@ impl Server {
                     count: if first { slot.count } else { 0 },
                     wait: if first { slot.wait } else { null() },
                     event: if last { slot.event } else { null_mut() },
+                    accepted: slot.accepted,
                 };
                 let code = enqueue(&slot, done, length, blocks && last);
                 if code != 0 {
                     return Ok(code);
                 }
+                slot.accepted.set(true);
             }
             Ok(finish(0))
         })
@@ -266,3 +272,7 @@ impl Server {
         })
     }
 }
+
+#[cfg(test)]
+#[path = "transfers_tests.rs"]
+mod tests;

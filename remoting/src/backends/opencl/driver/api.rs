@@ -196,6 +196,18 @@ impl Api {
         self
     }
 
+    /// Uses a test's way of writing to buffers and of waiting for queues.
+    #[cfg(test)]
+    pub(crate) fn with_writes(
+        mut self,
+        write: Write,
+        finish: unsafe extern "C" fn(Handle) -> i32,
+    ) -> Self {
+        self.clEnqueueWriteBuffer = write;
+        self.clFinish = finish;
+        self
+    }
+
     /// Uses buffers whose destruction the test reports.
     #[cfg(test)]
     pub(crate) fn with_mem_callback(
@@ -311,6 +323,19 @@ type Transfer<P> = unsafe extern "C" fn(
     usize,
     usize,
     P,
+    u32,
+    *const Handle,
+    *mut Handle,
+) -> i32;
+/// `clEnqueueWriteBuffer`.
+#[cfg(test)]
+type Write = unsafe extern "C" fn(
+    Handle,
+    Handle,
+    u32,
+    usize,
+    usize,
+    *const c_void,
     u32,
     *const Handle,
     *mut Handle,
