@@ -72,8 +72,7 @@ impl Server {
                 continue;
             }
             // Never waits for client functions, because this very thread receives their completion.
-            let kept = self.backend.kept.bytes();
-            let waits = kept > 0 && self.quota.left().saturating_add(kept) >= size;
+            let waits = self.backend.kept.can_make_room(self.quota.left(), size);
             if !waits || Instant::now() >= until || self.backend.has_pending() {
                 return Err(codes::OUT_OF_MEMORY);
             }
@@ -219,6 +218,13 @@ impl Server {
 }
 
 impl Kept {
+    /// Whether an allocation that exceeds the quota, of which so much is left, may succeed once the device has finished
+    /// its work.
+    fn can_make_room(&self, left: u64, size: u64) -> bool {
+        let kept = self.bytes();
+        kept > 0 && left.saturating_add(kept) >= size
+    }
+
     /// The number of bytes that become free as soon as the device has finished its work, without those of charges that
     /// are also held elsewhere.
     fn bytes(&self) -> u64 {
@@ -247,8 +253,9 @@ mod tests {
                 charge: Arc::clone(&charge),
             });
         }
-        assert_eq!(kept.bytes(), 0);
+        assert!(!kept.can_make_room(60, 61));
         drop(charge);
         assert_eq!(kept.bytes(), 40);
+        assert!(kept.can_make_room(60, 100) && !kept.can_make_room(60, 101));
     }
 }
