@@ -43,9 +43,22 @@ pub fn run(call: impl FnOnce() -> Answer) -> cudaError_t {
     result(call())
 }
 
-/// Defines entry points with the signatures of the API's definition.
+/// Runs a call that a forked child may make.
+#[inline]
+pub fn run_everywhere(call: impl FnOnce() -> Answer) -> cudaError_t {
+    result(call())
+}
+
+/// Defines entry points with the signatures of the API's definition. Those that begin with `everywhere:` are called in
+/// forked children, too.
 macro_rules! entry_points {
-    ($(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
+    (everywhere: $($functions:tt)*) => {
+        $crate::api::entry_points! { @by $crate::api::run_everywhere, $($functions)* }
+    };
+    (fn $($functions:tt)*) => {
+        $crate::api::entry_points! { @by $crate::api::run, fn $($functions)* }
+    };
+    (@by $run:path, $(fn $name:ident($($argument:ident: $of:ty),* $(,)?) $body:block)*) => {
         $(
             #[doc = "As the API's documentation says."]
             #[unsafe(no_mangle)]
@@ -55,7 +68,7 @@ macro_rules! entry_points {
             ) -> cuda_definition::runtime::types::cudaError_t {
                 // SAFETY: callers keep the API's promises about the pointers that they pass, as callers of any C
                 // library do.
-                $crate::api::run(|| -> $crate::error::Answer { unsafe { $body } })
+                $run(|| -> $crate::error::Answer { unsafe { $body } })
             }
             const _: cuda_definition::runtime::signatures::$name = $name;
         )*

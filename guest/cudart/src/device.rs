@@ -10,7 +10,7 @@ use cuda_definition::{driver::types::*, runtime::types::*};
 use crate::{
     api::{entry_points, put, some_text},
     context::{choose, chosen, count, device, primary, ready, reset},
-    driver::{driver, init},
+    driver::{driver, init, is_forked, known_devices},
     error::{Answer, Error},
     properties,
 };
@@ -40,12 +40,19 @@ fn version() -> Answer<c_int> {
 }
 
 entry_points! {
+    everywhere:
+    // As natively, a forked child is told how many devices its parent had.
     fn cudaGetDeviceCount(count: *mut c_int) {
-        let number = self::count();
+        let number = match is_forked() {
+            true => known_devices().ok_or(Error::cudaErrorInitializationError),
+            false => self::count(),
+        };
         put(count, number.unwrap_or(0))?;
         number.map(|_| ())
     }
+}
 
+entry_points! {
     fn cudaGetDevice(device: *mut c_int) {
         put(device, chosen()?)
     }

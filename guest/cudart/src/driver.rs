@@ -2,11 +2,11 @@
 //! worker.
 
 use std::{
-    ffi::{c_char, c_void},
+    ffi::{c_char, c_int, c_void},
     ptr::null_mut,
     sync::{
         OnceLock,
-        atomic::{AtomicPtr, Ordering},
+        atomic::{AtomicI32, AtomicPtr, Ordering},
     },
 };
 
@@ -80,6 +80,9 @@ macro_rules! driver {
 }
 pub(crate) use driver;
 
+/// What [`known_devices`] returns; 0 for none.
+static DEVICES: AtomicI32 = AtomicI32::new(0);
+
 /// Set while the driver is initialized, or another thread initializes it.
 static STARTED: Mark = Mark::new();
 
@@ -106,6 +109,18 @@ pub fn init() -> Answer {
     let done = *DONE.get_or_init(|| unsafe { driver!(cuInit(0)) });
     if done.is_err() {
         STARTED.clear();
+        return done;
+    }
+    let mut count = 0;
+    // SAFETY: valid for writing the answer.
+    if unsafe { driver!(cuDeviceGetCount(&raw mut count)) }.is_ok() {
+        DEVICES.store(count, Ordering::Relaxed);
     }
     done
+}
+
+/// The number of devices when the driver was initialized, by this process or by the one that it was forked from. `None`
+/// if it was not, or if there was no device.
+pub fn known_devices() -> Option<c_int> {
+    Some(DEVICES.load(Ordering::Relaxed)).filter(|count| *count > 0)
 }

@@ -468,7 +468,8 @@ static void the_runtime_is_refused(void) {
     if (child == 0) {
         int count = 0;
         uint64_t word = 0;
-        printf("  cudaGetDeviceCount: %d\n", RT3(cudaGetDeviceCount, &count, 0, 0));
+        int code = RT3(cudaGetDeviceCount, &count, 0, 0);
+        printf("  cudaGetDeviceCount: %d, %s device\n", code, count == 1 ? "1" : count ? "more than 1" : "no");
         printf("  cudaSetDevice: %d\n", RT3(cudaSetDevice, 0, 0, 0));
         printf("  cudaMalloc: %d\n", RT3(cudaMalloc, &word, 4, 0));
         printf("  cudaMemset: %d\n", RT3(cudaMemset, at, 1, 4));
