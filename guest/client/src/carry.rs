@@ -129,21 +129,32 @@ pub fn change_seat<D: Carried>(
 
 /// Connects to the worker at this address. Messages of the current worker are handled meanwhile.
 pub(crate) fn open<D: Carried>(link: &Link<D>, to: &str, until: Instant) -> Result<Opened, String> {
+    let opening = || {
+        let window = link.window.size();
+        let from = Some(FromAnother { window, until });
+        Opened::to::<D>(to, &link.environment, from)
+            .map_err(|error| format!("it cannot connect with {to}: {error}"))
+    };
+    beside(opening, || hear(link)).unwrap_or_else(|| Err(format!("it cannot connect with {to}")))
+}
+
+/// Does something in a thread of its own, and something else again and again until that is done. `None` if the thread
+/// panics.
+fn beside<T: Send>(
+    work: impl FnOnce() -> Result<T, String> + Send,
+    meanwhile: impl Fn(),
+) -> Option<Result<T, String>> {
     thread::scope(|scope| {
         // Like the listener, this thread blocks all signals.
-        let opening = thread::Builder::new().spawn_scoped(scope, || {
-            let window = link.window.size();
-            let from = Some(FromAnother { window, until });
-            Opened::to::<D>(to, &link.environment, from)
-                .map_err(|error| format!("it cannot connect with {to}: {error}"))
-        });
-        let opening = opening.map_err(|error| format!("it cannot start a thread: {error}"))?;
-        while !opening.is_finished() {
-            hear(link);
+        let working = match thread::Builder::new().spawn_scoped(scope, work) {
+            Ok(working) => working,
+            Err(error) => return Some(Err(format!("it cannot start a thread: {error}"))),
+        };
+        while !working.is_finished() {
+            meanwhile();
             thread::sleep(LOOK);
         }
-        let panicked = |_| Err(format!("it cannot connect with {to}"));
-        opening.join().unwrap_or_else(panicked)
+        working.join().ok()
     })
 }
 
@@ -582,4 +593,23 @@ pub(crate) fn change<D: Driver>(
     // Before other threads get space, which is used according to what the worker sees.
     link.take_seat(seat);
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use base::confine::{ONE_THREAD, confine};
+
+    use super::*;
+
+    #[test]
+    fn a_process_without_a_thread_for_the_connection_stays() {
+        let confined = thread::spawn(|| {
+            confine(&[ONE_THREAD]).expect("the kernel has seccomp and Landlock");
+            beside(|| Ok(()), || ())
+        });
+        let outcome = confined.join().expect("it has not panicked");
+        let reason = outcome.expect("no thread has panicked").unwrap_err();
+        assert!(reason.starts_with("it cannot start a thread: "), "{reason}");
+        assert_eq!(beside(|| Ok(7), || ()), Some(Ok(7)));
+    }
 }

@@ -775,7 +775,14 @@ pub extern "C" fn clGetKernelSubGroupInfo(
 
 #[cfg(test)]
 mod tests {
-    use std::ptr::null_mut;
+    use std::{
+        ptr::{null, null_mut},
+        sync::atomic::{AtomicUsize, Ordering},
+        thread,
+        time::Duration,
+    };
+
+    use base::confine::{ONE_THREAD, confine};
 
     use super::*;
     use crate::{
@@ -783,11 +790,16 @@ mod tests {
         testing::{self, LOOKED_UP},
     };
 
-    fn some_kernel(context: Handle<Context>) -> Handle<Kernel> {
+    fn some_program(context: Handle<Context>) -> Handle<Program> {
         let (text, mut code) = (c"kernel void k(global int *a, ulong b) {}".as_ptr(), 0);
         let program =
             clCreateProgramWithSource(context, 1, &raw const text, null_mut(), &raw mut code);
         assert_eq!(code, 0);
+        program
+    }
+
+    fn some_kernel(context: Handle<Context>) -> Handle<Kernel> {
+        let (program, mut code) = (some_program(context), 0);
         let kernel = clCreateKernel(program, c"k".as_ptr(), &raw mut code);
         assert_eq!((code, clReleaseProgram(program)), (0, 0));
         kernel
@@ -850,5 +862,35 @@ mod tests {
         assert_eq!(looked, 1);
         // And a null buffer is null.
         assert_eq!(set(kernel, 0, 0), (Some(0), 0));
+    }
+
+    /// Builds that have ended.
+    static ENDED: AtomicUsize = AtomicUsize::new(0);
+
+    extern "C" fn ended(_: Handle<Program>, _: *mut c_void) {
+        ENDED.fetch_add(1, Ordering::SeqCst);
+    }
+
+    #[test]
+    fn a_build_without_a_thread_for_its_callback_is_refused() {
+        let _alone = testing::alone();
+        let program = some_program(testing::context());
+        let place = program as usize;
+        let build = move || {
+            let program = place as Handle<Program>;
+            clBuildProgram(program, 0, null(), null(), Some(ended), null_mut())
+        };
+        let confined = thread::spawn(move || {
+            confine(&[ONE_THREAD]).expect("the kernel has seccomp and Landlock");
+            build()
+        });
+        let refused = confined.join().expect("it has not panicked");
+        assert_eq!(refused, codes::OUT_OF_HOST_MEMORY);
+        assert_eq!(build(), 0);
+        while ENDED.load(Ordering::SeqCst) == 0 {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(ENDED.load(Ordering::SeqCst), 1);
+        assert_eq!(clReleaseProgram(program), 0);
     }
 }
