@@ -119,6 +119,16 @@ impl Charge {
         self.bytes += std::mem::take(&mut other.bytes);
     }
 
+    /// Takes so many bytes, or all if there are fewer, as a charge of their own.
+    pub fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self {
+            quota: Arc::clone(&self.quota),
+            bytes,
+        }
+    }
+
     /// Gives back what is more than so many bytes.
     pub fn shrink(&mut self, bytes: u64) {
         let rest = self.bytes.saturating_sub(bytes);

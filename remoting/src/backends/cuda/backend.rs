@@ -15,6 +15,7 @@ use super::{
     driver::{Api, cu},
     fences::Fence,
     host_functions::{News, Pending},
+    instances::Instances,
     light::Algorithm,
     linear,
     memory::Memory,
@@ -52,6 +53,8 @@ pub struct CudaBackend {
     pub(super) kept: Kept,
     /// Charges for what contexts reserve for their kernels, by context and limit.
     pub(super) limits: HashMap<(u32, u64), Reserve>,
+    /// Charges for variables of libraries.
+    pub(super) instances: Instances,
     pub(super) cover: Cover,
     /// Retain count of each device's primary context.
     pub(super) primary: HashMap<i32, u32>,
@@ -110,6 +113,7 @@ impl CudaBackend {
             memory: Memory::default(),
             kept: Kept::default(),
             limits: HashMap::new(),
+            instances: Instances::default(),
             cover: Cover::default(),
             primary: HashMap::new(),
             captures: Captures::default(),

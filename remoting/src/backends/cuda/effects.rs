@@ -59,7 +59,7 @@ impl Server {
     /// Updates the state after a call.
     pub(super) fn after(&mut self, call: Call<'_>) {
         match call.function {
-            RETAIN | RELEASE | RESET | CREATE | DESTROY => self.after_context(&call),
+            RETAIN | RELEASE | RESET | CREATE | DESTROY => self.after_context(call),
             INSTANTIATE | CONDITIONAL_CREATE | GRAPH_DESTROY | NODE_DESTROY
             | EXECUTABLE_DESTROY | BEGIN_CAPTURE | BEGIN_CAPTURE_TO | END_CAPTURE => {
                 self.after_graph(call)
@@ -72,13 +72,14 @@ impl Server {
     }
 
     /// Updates the state after a call on a context.
-    fn after_context(&mut self, call: &Call<'_>) {
+    fn after_context(&mut self, mut call: Call<'_>) {
         match call.function {
             RETAIN => {
                 *self.backend.primary.entry(call.device()).or_default() += 1;
                 if let Ok(context) = self.backend.objects.get_mut(Kind::Context, call.object(0)) {
                     (context.device, context.references) = (call.device(), 0);
                 }
+                self.context_created(call.object(0), call.charge.take());
                 self.cover_start(call.object(0));
             }
             RELEASE | RESET => {
@@ -99,6 +100,7 @@ impl Server {
                 if let Ok(context) = self.backend.objects.get_mut(Kind::Context, call.object(0)) {
                     context.device = call.device();
                 }
+                self.context_created(call.object(0), call.charge.take());
                 self.cover_start(call.object(0));
             }
             DESTROY => self.forget_context(call.object(0)),
@@ -202,6 +204,7 @@ impl Server {
         match call.function {
             MODULE_UNLOAD | LIBRARY_UNLOAD => {
                 self.backend.memory.forget_owner(call.object(0));
+                self.backend.instances.forget_library(call.object(0));
                 self.backend.objects.remove(call.object(0));
             }
             STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
@@ -252,7 +255,7 @@ impl Server {
 
     /// Number and handle of a device's primary context, which is the one that holds no references
     /// of its own.
-    fn primary(&self, device: i32) -> Option<(u32, usize)> {
+    pub(super) fn primary(&self, device: i32) -> Option<(u32, usize)> {
         let mut all = self.backend.objects.iter();
         let found = all.find(|(_, object)| {
             object.kind == Kind::Context && object.device == device && object.references == 0
@@ -300,6 +303,7 @@ impl Server {
         self.backend.deferred.remove(&id);
         self.backend.left.remove(&id);
         self.backend.limits.retain(|(context, _), _| *context != id);
+        self.backend.instances.forget_context(id);
         self.backend.api.context_ended();
     }
 }

@@ -270,10 +270,14 @@ impl Server {
                 let contexts = self.backend.objects.iter();
                 let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
                 match contexts.count() < MOST_CONTEXTS {
-                    true => Ok(None),
+                    true => self.charge_context(),
                     false => Err(codes::OUT_OF_MEMORY),
                 }
             }
+            RETAIN => match self.primary(self.device(number(1))?) {
+                Some(_) => Ok(None),
+                None => self.charge_context(),
+            },
             _ => Ok(None),
         }
     }

@@ -30,6 +30,7 @@ mod fences;
 mod forwarding;
 mod host_functions;
 mod images;
+mod instances;
 mod launches;
 mod libraries;
 mod light;

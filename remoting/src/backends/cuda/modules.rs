@@ -115,7 +115,8 @@ impl Server {
             _ => variables::bytes(&image),
         };
         let charge = match variables {
-            Some(bytes @ 1..) => Some(self.charge(bytes)?),
+            Some(bytes @ 1..) if call.library => Some((bytes, self.charge_library(bytes)?)),
+            Some(bytes @ 1..) => Some((bytes, self.charge(bytes)?)),
             _ => None,
         };
         // Terminates the image in case it is text.
@@ -166,7 +167,11 @@ impl Server {
         };
         if let Ok(object) = objects.get_mut(kind, id) {
             object.is_silent = is_silent;
-            object.charge = charge;
+            match charge {
+                Some((bytes, charge)) if call.library => self.library_loaded(id, bytes, charge),
+                Some((_, charge)) => object.charge = Some(charge),
+                None => {}
+            }
         }
         let (information, errors) = jit.texts();
         Ok(Loaded {

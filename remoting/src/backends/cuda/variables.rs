@@ -2,8 +2,7 @@
 //! may declare as much as the device has.
 //!
 //! Machine code says so in its sections, text (PTX) in its declarations. Of a fat binary the driver chooses one part: the
-//! largest counts. A library's variables count once, though each context that uses them has its own. Whatever is not
-//! surely understood is not counted as nothing.
+//! largest counts. Whatever is not surely understood is not counted as nothing.
 
 use object::{Endianness, Object as _, ObjectSection, SectionFlags, elf, read::elf::ElfFile64};
 

@@ -376,6 +376,43 @@ fn what_no_end_of_work_makes_room_for_is_refused() {
 }
 
 #[test]
+fn variables_of_a_library_are_charged_for_each_context() {
+    let mut client = Client::new();
+    let (first, each) = (client.context, (crate::library::MEMORY << 20) * 3 / 8);
+    let text =
+        format!(".version 8.0\n.target sm_80\n.address_size 64\n.global .b8 many[{each}];\n\0");
+    let load = || Load {
+        context: first,
+        image: Blob(text.clone().into_bytes()),
+        library: true,
+        options: Vec::new(),
+        room: (0, 0),
+    };
+    let library = client.ask(&load()).unwrap();
+    assert_eq!(library.code, 0);
+    let mut place = 0u64;
+    let words = [&raw mut place as u64, 0, 0];
+    let second = client.made("cuCtxCreate_v2", &words);
+    let refused = Err(codes::OUT_OF_MEMORY);
+    let third = client.forward("cuCtxCreate_v2", &words);
+    assert_eq!(third.map(drop), refused);
+    let words = [&raw mut place as u64, 0];
+    let primary = client.forward("cuDevicePrimaryCtxRetain", &words);
+    assert_eq!(primary.map(drop), refused);
+    assert_eq!(client.ask(&load()).map(drop), refused);
+    // A context returns its own, and the library all others.
+    client.forward("cuCtxDestroy_v2", &[second.into()]).unwrap();
+    client.context = client.made("cuDevicePrimaryCtxRetain", &words);
+    // Not again for a context that is there.
+    client.made("cuDevicePrimaryCtxRetain", &words);
+    let allocated = client.allocate(all_but(2), Source::Device());
+    assert_eq!(allocated.map(drop), refused);
+    let unload = [library.id.into()];
+    client.forward("cuLibraryUnload", &unload).unwrap();
+    client.allocate(all_but(8), Source::Device()).unwrap();
+}
+
+#[test]
 fn what_limits_reserve_for_kernels_is_charged_as_long_as_their_context_lives() {
     const STACK: u64 = 0;
     const PRINTED: u64 = 1;
