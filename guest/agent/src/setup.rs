@@ -142,6 +142,7 @@ fn remove_socket(path: &Path) {
         if link.is_symlink() {
             let _ = fs::remove_file(link);
         }
+        let _ = fs::remove_file(crate::server::name_of_native(path));
         let folder = path.parent().unwrap_or(path);
         let _ = fs::remove_dir(folder);
     }

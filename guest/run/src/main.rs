@@ -67,10 +67,11 @@ enum What {
         /// The folder of Gantry's libraries.
         #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
         libraries: PathBuf,
-        /// Use the program's own NVIDIA libraries (a native context): calls on device files go to a gantry-nvidia.
+        /// Use the program's own NVIDIA libraries (a native context): calls on device files go to a gantry-nvidia; in
+        /// a virtual machine, through gantry-agent to that of the host.
         #[arg(long)]
         native: bool,
-        /// The socket of gantry-nvidia.
+        /// The socket of gantry-nvidia or gantry-agent.
         #[arg(long, default_value = NVIDIA_SOCKET, value_name = "PATH", requires = "native")]
         socket: PathBuf,
         /// The program and its arguments.
@@ -102,7 +103,8 @@ enum Error {
     )]
     Unlistable(PathBuf),
     #[error(
-        "no gantry-nvidia listens at {}: start it, or name its socket by --socket",
+        "nobody serves native contexts at {}: start gantry-nvidia, or gantry-agent in a virtual machine that has \
+         --accel api=nvidia; --socket names another socket",
         path.display()
     )]
     NoWorker { path: PathBuf, source: io::Error },

@@ -175,13 +175,13 @@ fn a_program_keeps_its_libraries_if_only_device_files_are_carried() {
     );
     let without = run();
     assert!(
-        said(&without).contains("no gantry-nvidia listens at nvidia.sock"),
+        said(&without).contains("nobody serves native contexts at nvidia.sock"),
         "{without:?}"
     );
     fs::write(&socket, "").unwrap();
     let without = run();
     assert!(
-        said(&without).contains("no gantry-nvidia listens at nvidia.sock"),
+        said(&without).contains("nobody serves native contexts at nvidia.sock"),
         "{without:?}"
     );
     fs::remove_file(&socket).unwrap();
