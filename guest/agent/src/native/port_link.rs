@@ -18,6 +18,7 @@ use gantry_remoting::{
         endpoint::{Gone, Receiver, Sender, Spin},
         port_bell::{Doorbell, DoorbellPage, Naps},
         ring::{Consumer, Lines, Producer},
+        stream::bridge,
         window::{SMALLEST, Slice, Window},
     },
     port::State,
@@ -30,7 +31,7 @@ use gantry_remoting::{
 use super::programs::Programs;
 use crate::port::Port;
 
-/// How long the receiver polls for an answer before it naps.
+/// How long the receiver polls for an answer before it naps, where there are processors enough.
 const SPIN: Duration = Duration::from_micros(200);
 /// The longest sleep of the receiver: an interrupt may not arrive.
 const PATIENCE: Duration = Duration::from_secs(1);
@@ -45,8 +46,8 @@ pub trait OneSlice: Send + 'static {
     fn doorbells(&self) -> &OwnedFd;
     /// The descriptor to poll for interrupts, if there are any.
     fn interrupts(&self) -> Option<BorrowedFd<'_>>;
-    /// Takes an interrupt, if there is one. Returns whether there was.
-    fn interrupted(&mut self) -> bool;
+    /// Takes an interrupt. `None`: there was none; else whether the slice's state may have changed.
+    fn interrupted(&mut self) -> Option<bool>;
     /// Whether the device is still present.
     fn is_there(&self) -> bool;
     /// The slice's state.
@@ -78,10 +79,10 @@ impl OneSlice for Port {
             .map(|interrupts| interrupts.as_fd())
     }
 
-    fn interrupted(&mut self) -> bool {
-        let mut is_rung = false;
-        let is_changed = Self::interrupted(self, |_| is_rung = true);
-        is_rung || is_changed
+    fn interrupted(&mut self) -> Option<bool> {
+        let mut is_heard = false;
+        let is_changed = Self::interrupted(self, |_| is_heard = true);
+        is_heard.then_some(is_changed)
     }
 
     fn is_there(&self) -> bool {
@@ -148,7 +149,8 @@ impl Link {
             patience: PATIENCE,
         };
         // Who waits for room naps: the thread that takes interrupts is the one that sends.
-        let sender = Sender::new(Producer::new(window.calls(), bell(None)), SPIN);
+        let spin = bridge::spin_for(SPIN);
+        let sender = Sender::new(Producer::new(window.calls(), bell(None)), spin);
         let bell = bell(sleeps_on);
         let receiver = Receiver::new(Consumer::new(window.answers(), bell.clone()));
         let is_stopped = Arc::new(AtomicBool::new(false));
@@ -219,7 +221,7 @@ impl Drop for Link {
 /// Handles messages until the link is dropped, or no more can come.
 fn receive(mut receiver: Receiver<Slice, Doorbell>, programs: &Programs, is_stopped: &AtomicBool) {
     let is_stopped = || is_stopped.load(Ordering::SeqCst);
-    let mut spin = Spin::new(SPIN);
+    let mut spin = Spin::new(bridge::spin_for(SPIN));
     let mut body = Vec::new();
     while !is_stopped() {
         let handled = match receiver.poll(&mut body) {

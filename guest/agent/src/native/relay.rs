@@ -163,14 +163,15 @@ impl<P: OneSlice> Relay<P> {
         }
     }
 
+    /// Takes an interrupt. Returns whether the slice's state may have changed.
     fn interrupted(&mut self) -> bool {
-        let is_rung = self.port.interrupted();
-        if let Stage::Open(link) = &self.stage
-            && is_rung
-        {
+        let Some(is_changed) = self.port.interrupted() else {
+            return false;
+        };
+        if let Stage::Open(link) = &self.stage {
             link.wake();
         }
-        is_rung
+        is_changed
     }
 
     /// Takes a program's request to the worker, or notices its end.

@@ -118,11 +118,12 @@ impl OneSlice for StandIn {
         self.0.interrupt.as_ref().map(AsFd::as_fd)
     }
 
-    fn interrupted(&mut self) -> bool {
+    fn interrupted(&mut self) -> Option<bool> {
         let mut count = 0u64;
         let fd = self.0.interrupt.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         // SAFETY: eight bytes of a local.
-        unsafe { libc::read(fd, (&raw mut count).cast(), 8) > 0 }
+        let heard = unsafe { libc::read(fd, (&raw mut count).cast(), 8) > 0 };
+        heard.then_some(true)
     }
 
     fn is_there(&self) -> bool {
