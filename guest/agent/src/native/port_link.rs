@@ -18,7 +18,6 @@ use gantry_remoting::{
         endpoint::{Gone, Receiver, Sender, Spin},
         port_bell::{Doorbell, DoorbellPage, Naps},
         ring::{Consumer, Lines, Producer},
-        stream::bridge,
         window::{SMALLEST, Slice, Window},
     },
     port::State,
@@ -31,8 +30,15 @@ use gantry_remoting::{
 use super::programs::Programs;
 use crate::port::Port;
 
-/// How long the receiver polls for an answer before it naps, where there are processors enough.
-const SPIN: Duration = Duration::from_micros(200);
+/// How long the receiver polls for an answer before it naps: with few processors, they are left to the programs.
+fn spin() -> Duration {
+    const ENOUGH: usize = 4;
+    match thread::available_parallelism() {
+        Ok(count) if count.get() >= ENOUGH => Duration::from_micros(200),
+        _ => Duration::from_micros(20),
+    }
+}
+
 /// The longest sleep of the receiver: an interrupt may not arrive.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -149,8 +155,7 @@ impl Link {
             patience: PATIENCE,
         };
         // Who waits for room naps: the thread that takes interrupts is the one that sends.
-        let spin = bridge::spin_for(SPIN);
-        let sender = Sender::new(Producer::new(window.calls(), bell(None)), spin);
+        let sender = Sender::new(Producer::new(window.calls(), bell(None)), spin());
         let bell = bell(sleeps_on);
         let receiver = Receiver::new(Consumer::new(window.answers(), bell.clone()));
         let is_stopped = Arc::new(AtomicBool::new(false));
@@ -221,7 +226,7 @@ impl Drop for Link {
 /// Handles messages until the link is dropped, or no more can come.
 fn receive(mut receiver: Receiver<Slice, Doorbell>, programs: &Programs, is_stopped: &AtomicBool) {
     let is_stopped = || is_stopped.load(Ordering::SeqCst);
-    let mut spin = Spin::new(bridge::spin_for(SPIN));
+    let mut spin = Spin::new(spin());
     let mut body = Vec::new();
     while !is_stopped() {
         let handled = match receiver.poll(&mut body) {
