@@ -518,6 +518,7 @@ impl Mediator {
         files: Vec<OwnedFd>,
         now: Moment,
     ) -> Result<(), Error> {
+        let entries = request.entries();
         match request {
             Request::Hello { .. } => return Err(Error::Handshake),
             Request::Ram {
@@ -536,8 +537,7 @@ impl Mediator {
                 vm.spaces.remove_table(table)?;
             }
             Request::Map { table, runs } => {
-                let count = runs.iter().map(|run| u64::from(run.count)).sum::<u64>();
-                vm.figures.entries += count;
+                vm.figures.entries += entries;
                 vm.spaces.map(&self.reserve, &vm.partition, table, &runs)?;
                 vm.dirty = true;
             }

@@ -36,6 +36,9 @@ const MOST_UNTAKEN: usize = 4096;
 const HELLO: Duration = Duration::from_secs(5);
 /// Number of messages of one front that are handled before those of another.
 const BURST: usize = 32;
+/// Number of page table entries after which no further message of the front is handled before those of another. The
+/// message in which it is reached is handled; it has at most about as many itself.
+const BURST_ENTRIES: u64 = 1 << 15;
 
 /// Why the mediator cannot continue.
 #[derive(Debug, thiserror::Error)]
@@ -266,7 +269,11 @@ impl Server {
 
     fn take(&mut self, front: &mut Front) -> Result<(), Ending> {
         front.flush()?;
+        let mut entries = 0;
         for _ in 0..BURST {
+            if entries >= BURST_ENTRIES {
+                break;
+            }
             let packet = match front.packets.receive() {
                 Ok(Some(packet)) => packet,
                 Ok(None) => return Err(Ending::Gone),
@@ -276,19 +283,24 @@ impl Server {
                 }
                 Err(error) => return Err(Ending::Socket(error)),
             };
-            self.message(front, packet)?;
+            entries += self.message(front, packet)?;
         }
         Ok(())
     }
 
-    fn message(&mut self, front: &mut Front, packet: Packet) -> Result<(), Ending> {
+    /// Handles a message. Returns the number of page table entries that it sets.
+    fn message(&mut self, front: &mut Front, packet: Packet) -> Result<u64, Ending> {
         let request = Request::parse(&packet.bytes)?;
         let now = Moment::now();
         let Some(vm) = front.vm else {
-            return self.handshake(front, &request, packet.files, now);
+            return self
+                .handshake(front, &request, packet.files, now)
+                .map(|()| 0);
         };
+        let entries = request.entries();
         self.mediator
             .request(vm, request, packet.files, now)
+            .map(|()| entries)
             .map_err(Ending::Request)
     }
 

@@ -731,6 +731,82 @@ fn what_a_guest_leaves_is_free_and_empty_for_the_next() {
 }
 
 #[test]
+fn a_front_that_maps_much_does_so_in_several_rounds() {
+    const MAPS: usize = 6;
+    let folder = model("rounds");
+    let socket = folder.join("fronts.sock");
+    let settings = server::Settings {
+        policy: Name::Fair,
+        limit: LONG,
+    };
+    let gpu = folder.join("gpu.sock");
+    let mut server = connect(|| server::Server::new(&gpu, &socket, settings));
+    let front = Packets::connect(&socket).expect("it listens");
+    let send = |request: Request| front.send(&request.encode(), &[]).expect("there is room");
+    let mut heard = |rounds: &mut usize| {
+        let mut entry = [libc::pollfd {
+            fd: front.as_fd().as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        loop {
+            base::poll::poll(&mut entry, Some(Duration::ZERO)).expect("it can be asked");
+            if entry[0].revents != 0 {
+                let packet = front
+                    .receive()
+                    .expect("it is served")
+                    .expect("it is served");
+                break Event::parse(&packet.bytes).expect("it makes sense");
+            }
+            server
+                .step(Some(Duration::from_millis(1)))
+                .expect("the GPU is there");
+            *rounds += 1;
+        }
+    };
+    send(Request::Hello {
+        version: wire::VERSION,
+        vram: VRAM,
+        channels: 1,
+        weight: 1,
+    });
+    assert!(matches!(heard(&mut 0), Event::Welcome { .. }));
+    send(Request::Space { space: 1 });
+    send(Request::Table {
+        table: 1,
+        size: Size::Small,
+        space: 1,
+    });
+    send(Request::Sync { number: 1 });
+    assert_eq!(heard(&mut 0), Event::Synced { number: 1 });
+    let run = Run {
+        index: 0,
+        count: 1 << 15,
+        first: None,
+        read_only: false,
+        kind: 0,
+    };
+    for _ in 0..MAPS {
+        let runs = vec![run; 2];
+        send(Request::Map { table: 1, runs });
+    }
+    send(Request::Sync { number: 2 });
+    let mut rounds = 0;
+    assert_eq!(heard(&mut rounds), Event::Synced { number: 2 });
+    assert!(rounds > MAPS, "{rounds} rounds");
+    // Small ones do not.
+    for number in 3..19 {
+        send(Request::Sync { number });
+    }
+    let mut rounds = 0;
+    for number in 3..19 {
+        assert_eq!(heard(&mut rounds), Event::Synced { number });
+    }
+    assert!(rounds <= 3, "{rounds} rounds");
+    std::fs::remove_dir_all(folder).expect("it is ours");
+}
+
+#[test]
 fn a_front_that_does_not_say_hello_loses_its_place() {
     let folder = model("hello");
     let socket = folder.join("fronts.sock");

@@ -416,6 +416,14 @@ fn start(opcode: u32, number: u32) -> Vec<u8> {
 const NO_TABLE: u32 = u32::MAX;
 
 impl Request {
+    /// The number of page table entries that it sets.
+    pub fn entries(&self) -> u64 {
+        match self {
+            Self::Map { runs, .. } => runs.iter().map(|run| u64::from(run.count)).sum(),
+            _ => 0,
+        }
+    }
+
     /// Parses a message.
     pub fn parse(message: &[u8]) -> Result<Self, Nonsense> {
         let (mut reader, number) = Reader::new(message)?;
