@@ -43,6 +43,17 @@ pub enum Error {
     /// The packages are outside the environment.
     #[error("{} is a link: nothing outside of the environment is changed", .0.display())]
     Elsewhere(PathBuf),
+    /// It belongs to another user, who could exchange folders and files of it for links while they are changed.
+    #[error(
+        "{} belongs to user {owner}: run this as that user",
+        folder.display()
+    )]
+    Foreign {
+        /// The environment.
+        folder: PathBuf,
+        /// Its owner.
+        owner: u32,
+    },
     /// A library of Gantry is missing.
     #[error(
         "{} has no {library}: docs/user/accelerator.md says how to make Gantry's CUDA libraries; --libraries \
@@ -232,6 +243,12 @@ fn environment(folder: &Path) -> Result<PathBuf, Error> {
     if !folder.join("pyvenv.cfg").is_file() {
         return Err(Error::NoEnvironment(folder));
     }
+    let found = fs::metadata(&folder).map_err(failed("look at", &folder))?;
+    let owner = found.uid();
+    // SAFETY: a plain call.
+    if owner != unsafe { libc::geteuid() } {
+        return Err(Error::Foreign { folder, owner });
+    }
     let packages = folder.join("lib");
     match packages.is_symlink() {
         true => Err(Error::Elsewhere(packages)),
@@ -393,6 +410,26 @@ mod tests {
         assert!(rig.contents().iter().all(|text| text == "theirs"));
         assert_eq!(rig.count(), before);
         assert_eq!(rig.undo(), "nothing is linked there\n");
+    }
+
+    #[test]
+    fn an_environment_of_another_user_is_left_alone() {
+        let rig = Rig::new();
+        // SAFETY: a plain call.
+        let user = unsafe { libc::geteuid() };
+        if user != 0 {
+            eprintln!("not tested: only root can give a folder to another user");
+            return;
+        }
+        std::os::unix::fs::chown(rig.environment(), Some(1234), None).unwrap();
+        let libraries = rig.libraries();
+        for outcome in [
+            adopt(&rig.environment(), &libraries, &mut Vec::new()),
+            undo(&rig.environment(), &mut Vec::new()),
+        ] {
+            assert!(matches!(outcome, Err(Error::Foreign { owner: 1234, .. })));
+        }
+        assert!(rig.contents().iter().all(|text| text == "theirs"));
     }
 
     #[test]
