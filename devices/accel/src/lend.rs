@@ -15,6 +15,7 @@ use std::{
     },
     sync::{
         Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
         mpsc::{self, SyncSender},
     },
     time::Duration,
@@ -50,6 +51,8 @@ pub struct Desk {
     slices: Arc<Slices>,
     spawner: Arc<dyn ThreadSpawner>,
     thread_name: String,
+    /// Number of threads that close files.
+    closing: Arc<AtomicUsize>,
 }
 
 /// The connection to a borrowed worker.
@@ -95,6 +98,7 @@ impl Desk {
             slices,
             spawner,
             thread_name: thread_name.to_owned(),
+            closing: Arc::default(),
         }
     }
 
@@ -125,13 +129,22 @@ impl Desk {
     /// Closes files on a thread of its own. Without one, they stay open.
     pub fn close_files(&self, files: Vec<OwnedFd>) {
         let files = Arc::new(Mutex::new(Some(files)));
-        let theirs = Arc::clone(&files);
-        let work = Box::new(move || drop(theirs.lock_unpoisoned().take()));
+        let (theirs, closing) = (Arc::clone(&files), Arc::clone(&self.closing));
+        let work = Box::new(move || {
+            drop(theirs.lock_unpoisoned().take());
+            closing.fetch_sub(1, Ordering::Relaxed);
+        });
+        self.closing.fetch_add(1, Ordering::Relaxed);
         let name = format!("{}_cl", self.thread_name);
         if let Err(error) = self.spawner.spawn(ThreadRole::Accel, &name, work) {
             log::warn!("{}: a worker's files stay open: {error}", self.thread_name);
             mem::forget(files);
         }
+    }
+
+    /// Number of times that files are being closed.
+    pub fn closing(&self) -> usize {
+        self.closing.load(Ordering::Relaxed)
     }
 
     /// Lets this worker serve a slice from now on.

@@ -11,7 +11,7 @@ use gantry_remoting::{
     link::socket,
 };
 
-use super::pages::Pages;
+use super::pages::{Pages, Refused};
 
 /// What a worker's request may come with: the file, and one that is kept open beside it.
 const MOST_FILES: usize = 2;
@@ -38,6 +38,9 @@ pub enum Fault {
     /// It has sent something else than a request.
     #[error("has sent what is no request for pages")]
     NoRequest,
+    /// It has sent another file.
+    #[error(transparent)]
+    File(Refused),
     /// It does not read answers.
     #[error("does not take the answer to its request for pages: {0}")]
     Answer(io::Error),
@@ -110,7 +113,11 @@ impl Requests {
         }
         let outcome = self.pages.carry_out(request, &mut self.files);
         done.append(&mut self.files);
-        let number = outcome.map_or_else(|error| error.raw_os_error().unwrap_or(libc::EIO), |()| 0);
+        let number = match outcome {
+            Ok(()) => 0,
+            Err(Refused::Answer(error)) => error.raw_os_error().unwrap_or(libc::EIO),
+            Err(refused) => return Err(Fault::File(refused)),
+        };
         let answer = PageAnswer(number.unsigned_abs());
         socket::send(stream, &answer.to_bytes(), &[]).map_err(Fault::Answer)
     }

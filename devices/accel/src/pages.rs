@@ -47,6 +47,17 @@ struct Shown {
     kept: Option<OwnedFd>,
 }
 
+/// Why a request is not carried out.
+#[derive(Debug, thiserror::Error)]
+pub enum Refused {
+    /// A file is none of the devices'.
+    #[error("has sent a file that is no device file of NVIDIA's")]
+    NoDevice,
+    /// What the worker is answered.
+    #[error(transparent)]
+    Answer(#[from] io::Error),
+}
+
 impl Pages {
     /// Blank pages, `size` bytes of them. `major` is the number of the device files that may be shown.
     pub fn new(size: u64, major: u32, slices: Arc<Slices>) -> Result<Self, Error> {
@@ -80,10 +91,10 @@ impl Pages {
     /// the worker is killed.
     ///
     /// # Errors
-    /// `EACCES`: a file is no device file of the right kind. `EINVAL`: the range is not within the
+    /// A file is no device file of the right kind. Others are answered, `EINVAL`: the range is not within the
     /// BAR, or not what was placed. `EEXIST`: something is shown there. `ENOSPC`: too many ranges.
     /// `ENODEV`: the device's pages were revoked. Otherwise those of mmap(2).
-    pub fn carry_out(&self, request: PageRequest, files: &mut Vec<OwnedFd>) -> io::Result<()> {
+    pub fn carry_out(&self, request: PageRequest, files: &mut Vec<OwnedFd>) -> Result<(), Refused> {
         let mut state = self.state.lock_unpoisoned();
         match request {
             PageRequest::Place {
@@ -109,9 +120,12 @@ impl Pages {
         (offset, length): (u64, u64),
         writable: bool,
         files: &mut Vec<OwnedFd>,
-    ) -> io::Result<()> {
+    ) -> Result<(), Refused> {
+        if !files.iter().all(|file| self.is_device(file.as_fd())) {
+            return Err(Refused::NoDevice);
+        }
         if state.revoked {
-            return Err(error(libc::ENODEV));
+            return Err(error(libc::ENODEV).into());
         }
         let fits = offset.is_multiple_of(PAGE) && length.is_multiple_of(PAGE) && length > 0;
         let end = offset.checked_add(length).filter(|_| fits);
@@ -119,13 +133,10 @@ impl Pages {
         let end = end.ok_or_else(|| error(libc::EINVAL))?;
         let before = state.shown.range(..end).next_back();
         if before.is_some_and(|(at, shown)| at + shown.length > offset) {
-            return Err(error(libc::EEXIST));
+            return Err(error(libc::EEXIST).into());
         }
         if state.shown.len() >= MOST_RANGES {
-            return Err(error(libc::ENOSPC));
-        }
-        for file in files.iter() {
-            self.check(file.as_fd())?;
+            return Err(error(libc::ENOSPC).into());
         }
         let file = files.first().ok_or_else(|| error(libc::EBADF))?;
         let access = match writable {
@@ -142,22 +153,19 @@ impl Pages {
         Ok(())
     }
 
-    /// Checks that a file is a device file of the right kind.
-    fn check(&self, file: BorrowedFd<'_>) -> io::Result<()> {
+    /// Whether a file is a device file of the right kind.
+    fn is_device(&self, file: BorrowedFd<'_>) -> bool {
         // SAFETY: an all-zero structure is valid.
         let mut found: libc::statx = unsafe { mem::zeroed() };
         // A file system that another process serves is not asked: it might not answer.
         let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
         let fd = file.as_raw_fd();
         // SAFETY: an empty string, and a local to which the kernel writes one structure.
-        if unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut found) } != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        let is_device = u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR;
-        match is_device && found.stx_rdev_major == self.major {
-            true => Ok(()),
-            false => Err(error(libc::EACCES)),
-        }
+        let asked =
+            unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut found) };
+        asked == 0
+            && u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR
+            && found.stx_rdev_major == self.major
     }
 
     /// Makes a range of the BAR blank.

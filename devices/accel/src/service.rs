@@ -50,6 +50,9 @@ const RETRY: Duration = Duration::from_secs(1);
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
+/// As long as more threads than these close files of earlier workers, there is no other worker.
+const MOST_CLOSING: usize = 16;
+
 /// State and resources of the thread.
 pub struct Service {
     /// States.
@@ -344,6 +347,10 @@ impl Service {
     /// Passes a slice to a worker.
     fn open(&self, slice: usize, link: &mut Link) {
         if let Some(requests) = &self.requests {
+            if self.desk.closing() > MOST_CLOSING {
+                // They would be ever more, if files never close.
+                return;
+            }
             requests.borrow().pages().begin();
         }
         match self.attach.open(slice) {

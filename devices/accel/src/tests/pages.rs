@@ -178,22 +178,31 @@ fn what_is_no_device_or_no_free_place_is_refused_and_changes_nothing() {
     for (offset, length) in [(AT, PAGE), (AT + PAGE, PAGE), (0, PAGE), (SIZE, PAGE)] {
         assert_eq!(ask(&worker, remove(offset, length), &[]), libc::EINVAL);
     }
-    let memory = base::memfd::sealed(c"memory", PAGE).unwrap();
     // A device whose pages cannot be mapped.
     let null = OpenOptions::new().read(true).write(true).open("/dev/null");
     let null = null.unwrap();
-    for (file, refused) in [
-        (memory.as_fd(), libc::EACCES),
-        (worker.as_fd(), libc::EACCES),
-        (null.as_fd(), libc::ENODEV),
-    ] {
-        assert_eq!(ask(&worker, place(0, PAGE), &[file]), refused);
-    }
-    // The file beside it is held to the same.
-    let files = [zero.as_fd(), memory.as_fd()];
-    assert_eq!(ask(&worker, place(0, PAGE), &files), libc::EACCES);
+    assert_eq!(ask(&worker, place(0, PAGE), &[null.as_fd()]), libc::ENODEV);
     assert_eq!((rig.sees(0), rig.sees(AT)), (4, 3));
     assert_eq!(rig.state(0), State::Open);
+}
+
+#[test]
+fn a_worker_that_sends_a_file_of_no_device_is_ended() {
+    let zero = device();
+    let memory = base::memfd::sealed(c"memory", PAGE).unwrap();
+    let folder = File::open("/proc").unwrap();
+    for other in [memory.as_fd(), folder.as_fd()] {
+        // The file beside it is held to the same.
+        for files in [&[other][..], &[zero.as_fd(), other][..]] {
+            let rig = rig_of_native();
+            let mut worker = rig.open(0);
+            assert_eq!(ask(&worker, place(AT, PAGE), &[zero.as_fd()]), 0);
+            rig.writes(0, 4);
+            socket::send(&worker, &place(0, PAGE).to_bytes(), files).unwrap();
+            rig.becomes(0, State::Ended);
+            assert_eq!(worker.read(&mut [0]).unwrap(), 0);
+        }
+    }
 }
 
 #[test]
@@ -201,7 +210,7 @@ fn only_pages_of_nvidias_devices_are_shown() {
     let slices = Arc::new(crate::slices::Slices::new(1).unwrap());
     let pages = Pages::new(SIZE, crate::pages::MAJOR, slices).unwrap();
     let refused = pages.carry_out(place(0, PAGE), &mut vec![device().into()]);
-    assert_eq!(refused.unwrap_err().raw_os_error(), Some(libc::EACCES));
+    assert!(matches!(refused, Err(crate::pages::Refused::NoDevice)));
 }
 
 #[test]
