@@ -311,11 +311,12 @@ impl Session {
 
     fn free(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let (client, handle) = (word(bytes, 0), word(bytes, 8));
-        let showing = {
-            let objects = self.worker().objects.lock_unpoisoned();
-            objects.showing(client, handle)
+        let places = {
+            let mut objects = self.worker().objects.lock_unpoisoned();
+            objects.take_places(client, handle)
         };
-        self.worker().hide(showing);
+        // The guest loses sight of what the driver frees. Waits for the machine.
+        drop(places);
         let result = self.issue(made, bytes)?;
         if Self::is_done(made, result, bytes) {
             let gone = self
@@ -461,14 +462,11 @@ impl Session {
                     object: handle,
                     address,
                     file: target.number,
+                    place: None,
                 },
             );
         }
-        let mut left = target.left();
-        left.view = Some(view);
-        let earlier = left.place.take();
-        drop(left);
-        drop(earlier);
+        target.left().view = Some(view);
         put(bytes, 32, number.to_le_bytes());
         Ok(0)
     }
@@ -487,7 +485,8 @@ impl Session {
         let Some(address) = mapped.address else {
             return Err(Denied::Status(status::OK));
         };
-        self.worker().hide([mapped.file]);
+        // As before a free.
+        drop(mapped.place);
         put(bytes, 16, address.to_le_bytes());
         let result = self.issue(made, bytes);
         put(bytes, 16, number.to_le_bytes());

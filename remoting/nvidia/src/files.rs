@@ -16,9 +16,7 @@ use base::Unpoisoned;
 use nvidia_abi::wire::TOKEN;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt::socket_cookie};
 
-use crate::{
-    bar::Place, device::Node, external::External, objects::Pages, quota::Charge, slice::Slice,
-};
+use crate::{device::Node, external::External, objects::Pages, quota::Charge, slice::Slice};
 
 /// The most files of all programs.
 const MOST: usize = 1 << 13;
@@ -97,8 +95,6 @@ pub struct Left {
     pub control: Option<u32>,
     /// What a mapping shows.
     pub view: Option<View>,
-    /// Where a guest sees what a mapping of the device file shows.
-    pub place: Option<Place>,
     /// Unified memory: the registered address spaces, one a GPU.
     pub spaces: Vec<Space>,
     /// Unified memory: ranges whose pages are a slice's.

@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use crate::{
+    bar::Place,
     quota::Charge,
     slice::{Holder, Slice},
 };
@@ -66,14 +67,15 @@ pub struct Object {
 }
 
 /// How a program sees a mapping that it asked for.
-#[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Mapped {
     /// The object.
     pub object: u32,
     /// The driver's address. `None`: pages of the slice, of which the driver knows no mapping.
     pub address: Option<u64>,
-    /// The number of the device file that shows it.
+    /// The number of the device file from which the program maps it.
     pub file: u32,
+    /// Where a guest sees it. That stays when the file is closed.
+    pub place: Option<Place>,
 }
 
 /// A root client.
@@ -197,48 +199,53 @@ impl Objects {
         pages
     }
 
-    /// The device files that show an object, or what it contains; or what a client has, if `handle` is its own.
-    pub fn showing(&self, client: u32, handle: u32) -> Vec<u32> {
-        let Some(known) = self.clients.get(&client) else {
+    /// Where a guest sees an object, or what it contains; or what a client has, if `handle` is its own. It is not the
+    /// objects' any longer.
+    pub fn take_places(&mut self, client: u32, handle: u32) -> Vec<Place> {
+        let Some(known) = self.clients.get_mut(&client) else {
             return Vec::new();
         };
-        let is_below = |mapped: &&Mapped| {
+        let objects = &known.objects;
+        let is_below = |mapped: &Mapped| {
             let mut at = mapped.object;
             // No chain is longer than there are objects, unless it is a circle.
-            for _ in 0..=known.objects.len() {
+            for _ in 0..=objects.len() {
                 if at == handle {
                     return true;
                 }
-                let Some(object) = known.objects.get(&at) else {
+                let Some(object) = objects.get(&at) else {
                     return false;
                 };
                 at = object.parent;
             }
             false
         };
-        let mapped = known.mapped.values();
-        let mapped = mapped.filter(|mapped| mapped.address.is_some());
+        let mapped = known.mapped.values_mut();
+        let mapped = mapped.filter(|mapped| mapped.place.is_some());
         mapped
             .filter(|mapped| client == handle || is_below(mapped))
-            .map(|mapped| mapped.file)
+            .filter_map(|mapped| mapped.place.take())
             .collect()
     }
 
-    /// The control file of the client that has what a device file shows.
-    pub fn control_of(&self, file: u32) -> Option<u32> {
-        let shows = |mapped: &Mapped| mapped.address.is_some() && mapped.file == file;
-        let mut clients = self.clients.values();
-        let client = clients.find(|client| client.mapped.values().any(shows));
-        client.map(|client| client.file)
-    }
-
-    /// The device files that show what clients on a control file have.
-    pub fn showing_of_file(&self, file: u32) -> Vec<u32> {
+    /// The same of all clients on a control file.
+    pub fn take_places_of_file(&mut self, file: u32) -> Vec<Place> {
         let clients = self.clients.iter();
         let clients = clients.filter(|(_, client)| client.file == file);
+        let clients: Vec<u32> = clients.map(|(handle, _)| *handle).collect();
         clients
-            .flat_map(|(handle, _)| self.showing(*handle, *handle))
+            .into_iter()
+            .flat_map(|client| self.take_places(client, client))
             .collect()
+    }
+
+    /// The mapping of a device's pages that a program makes from a file, and the control file of the client that has it.
+    pub fn mapped_from(&mut self, file: u32) -> Option<(&mut Mapped, u32)> {
+        let shows = |mapped: &&mut Mapped| mapped.address.is_some() && mapped.file == file;
+        self.clients.values_mut().find_map(|client| {
+            let mapped = client.mapped.values_mut().find(shows)?;
+            Some((mapped, client.file))
+        })
     }
 
     /// A control file is closed, and its clients are gone with it: what pages they had.

@@ -26,7 +26,7 @@ use rustix::{
 use crate::{
     device::Device,
     events::{self, Events},
-    files::{DESCRIPTORS, Files, View},
+    files::{DESCRIPTORS, Files},
     machine::Machine,
     objects::{Objects, Pages},
     quota::Account,
@@ -223,33 +223,13 @@ impl Worker {
         self.next_mapping.fetch_add(1, Ordering::Relaxed) << 12
     }
 
-    /// A guest does not see what device files show any longer, which the driver is about to free.
-    pub(crate) fn hide(&self, numbers: impl IntoIterator<Item = u32>) {
-        if self.machine.is_none() {
-            return;
-        }
-        for number in numbers {
-            let file = self.files.lock_unpoisoned().get(number);
-            let place = file.and_then(|file| {
-                let mut left = file.left();
-                left.view
-                    .take_if(|view| matches!(view, View::Device { .. }));
-                left.place.take()
-            });
-            // Waits for the machine.
-            drop(place);
-        }
-    }
-
     /// A file's last copy is closed: the driver frees what lives on it, then its pages are free.
     pub(crate) fn close(&self, number: u32) {
-        // Nothing else is shown until the clients are gone.
+        // Nothing else is shown to a guest until the clients are gone.
         let is_guest = self.machine.is_some();
         let _ordered = is_guest.then(|| self.order.lock_unpoisoned());
-        if is_guest {
-            let showing = self.objects.lock_unpoisoned().showing_of_file(number);
-            self.hide(showing.into_iter().chain([number]));
-        }
+        let places = self.objects.lock_unpoisoned().take_places_of_file(number);
+        drop(places);
         let Some(file) = self.files.lock_unpoisoned().remove(number) else {
             return;
         };

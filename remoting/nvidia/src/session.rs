@@ -364,22 +364,17 @@ impl Session {
                 // Another thread has just changed what the file shows.
                 Some(_) if ordered.is_none() => Err(libc::ENOMEM),
                 Some(machine) => {
-                    let control = self
-                        .worker
-                        .objects
-                        .lock_unpoisoned()
-                        .control_of(file.number);
-                    let control =
-                        control.and_then(|file| self.worker.files.lock_unpoisoned().get(file));
+                    let mut objects = self.worker.objects.lock_unpoisoned();
+                    let (mapped, control) = objects.mapped_from(file.number).ok_or(libc::ENOMEM)?;
+                    let control = self.worker.files.lock_unpoisoned().get(control);
                     let control = control.ok_or(libc::ENOMEM)?;
-                    let mut left = file.left();
-                    let place = match left.place.take() {
+                    let place = match mapped.place.take() {
                         Some(place) => place,
                         None => machine
                             .place(file.device(), control.device(), length, is_writable)
                             .map_err(errno)?,
                     };
-                    let at = left.place.insert(place).offset();
+                    let at = mapped.place.insert(place).offset();
                     Ok(words(DEVICE, at + offset))
                 }
             },

@@ -427,17 +427,25 @@ fn device_pages_are_hidden_before_what_they_show_is_freed() {
 }
 
 #[test]
-fn a_closed_file_shows_nothing_and_a_program_ends_alone() {
+fn a_mapping_outlives_its_file_and_a_program_ends_alone() {
     become_pool();
-    let pool = Pool::start("a_closed_file_shows_nothing_and_a_program_ends_alone");
+    let pool = Pool::start("a_mapping_outlives_its_file_and_a_program_ends_alone");
     let machine = &mut Machine::served(&pool);
     let first = Program::start(machine, 1);
     let second = Program::start(machine, 7);
+    let shown = [place(0), place(LENGTH)];
+    // As libcuda does: a mapping keeps its file.
     machine.tell(to_worker::CLOSE, first.doorbells.0, &[]);
+    let stat = |machine: &mut Machine| {
+        let (answer, _) = machine.ask(7, Operation::Stat, 0, (0, 0), b"/dev/nvidiactl");
+        assert_eq!(answer.result, 0);
+    };
+    stat(machine);
+    assert_eq!(machine.shown(), shown);
+    machine.tell(to_worker::CLOSE, first.control, &[]);
     machine.tell(to_worker::END, 1, &[]);
-    let (answer, _) = machine.ask(7, Operation::Stat, 0, (0, 0), b"/dev/nvidiactl");
-    assert_eq!(answer.result, 0);
-    assert_eq!(machine.shown().last(), Some(&remove(0)));
+    stat(machine);
+    assert_eq!(machine.shown(), [&shown[..], &[remove(0)]].concat());
     while !machine.ended.contains(&1) {
         let (opcode, number, _) = machine.hear();
         assert_eq!((opcode, number), (to_agent::ENDED, 1));
