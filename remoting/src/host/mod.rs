@@ -1,9 +1,9 @@
 //! The processes that serve applications.
 //!
-//! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it; [`process`]: the
-//!   worker itself; [`options`]: its options; [`confine`]: the sandbox of workers; `group`: limits for a worker and
-//!   everything that it starts; [`compiled`]: the cache of compiled programs, which outlives workers; `folders`: where
-//!   all of them write.
+//! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it; `log`: what workers
+//!   write to their standard error; [`process`]: the worker itself; [`options`]: its options; [`confine`]: the sandbox of
+//!   workers; `group`: limits for a worker and everything that it starts; [`compiled`]: the cache of compiled programs,
+//!   which outlives workers; `folders`: where all of them write.
 //! - [`control`]: how an application moves from one worker to another: `moves` and `moving` are the pool's side,
 //!   `standby` a worker's.
 //! - [`stream`]: how applications on other machines reach workers; `handshake`: how a worker accepts its application;
@@ -21,6 +21,7 @@ pub mod gate;
 mod group;
 mod handshake;
 mod listener;
+mod log;
 pub mod moves;
 mod moving;
 pub mod options;

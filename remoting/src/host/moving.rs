@@ -242,6 +242,7 @@ impl Pool<'_> {
             number: self.started,
             folder: self.cache.folder.join(self.started.to_string()),
             groups: self.groups.as_ref(),
+            log: &self.log,
             standby: true,
         };
         let worker = worker::start(&self.listener, self.program, &self.options, self.files, new)?;

@@ -37,6 +37,7 @@ use super::{
     group::{Groups, Limits},
     handshake::Refusals,
     listener::Listener,
+    log::Log,
     moves::Moves,
     moving::{Departed, Destination, Leaving},
     options::{Library, Options},
@@ -60,8 +61,9 @@ use crate::{
 /// Descriptors that a pool needs regardless of whom it serves: its own, connections that it has [refused
 /// lately](REFUSED), those for walking nested folders, and those for starting a worker.
 const OWN_DESCRIPTORS: u64 = 64;
-/// Descriptors for each worker: its channels, its pidfd, its application's connection, and what that is served with.
-const DESCRIPTORS: u64 = 8;
+/// Descriptors for each worker: its channels, its pidfd, its standard error, its application's connection, and what that
+/// is served with.
+const DESCRIPTORS: u64 = 9;
 /// Further ones where the device is shared: the socket to the worker, and the pidfd for the arbiter.
 const SHARING_DESCRIPTORS: u64 = 2;
 
@@ -218,6 +220,7 @@ pub fn run(
         cache,
         files,
         sweeper,
+        log: Log::start().map_err(Error::Start)?,
         closer: Closer::default(),
         waiting: Vec::new(),
         serving: Vec::new(),
@@ -231,10 +234,14 @@ pub fn run(
         refusals: Refusals::default(),
         refused: VecDeque::new(),
     };
-    loop {
-        let patience = pool.refill()?;
-        pool.step(patience)?;
-    }
+    let error = loop {
+        if let Err(error) = pool.refill().and_then(|patience| pool.step(patience)) {
+            break error;
+        }
+    };
+    // What workers have written may say why.
+    pool.log.flush();
+    Err(error)
 }
 
 /// A worker that waits for an application.
@@ -286,6 +293,7 @@ pub(super) struct Pool<'a> {
     /// Requests to move applications, and their outcomes.
     pub moves: Moves,
     pub sweeper: Sweeper,
+    pub log: Log,
     pub remover: Sender<Remains>,
     pub closer: Closer,
     /// Maximum number of workers.
@@ -332,6 +340,7 @@ impl Pool<'_> {
                 number: self.started,
                 folder: self.cache.folder.join(self.started.to_string()),
                 groups: self.groups.as_ref(),
+                log: &self.log,
                 standby: false,
             };
             let program = self.program;

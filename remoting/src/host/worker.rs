@@ -22,6 +22,7 @@ use super::{
     folders::Folder,
     group::{self, Group, Groups},
     listener::Listener,
+    log::Log,
     options::Options,
     process::{CONTROL, LISTENER},
     standby::MOVES,
@@ -157,6 +158,7 @@ pub(super) struct New<'a> {
     pub number: u64,
     pub folder: PathBuf,
     pub groups: Option<&'a Groups>,
+    pub log: &'a Log,
     /// Whether it takes up another worker's application.
     pub standby: bool,
 }
@@ -199,7 +201,8 @@ pub(super) fn start(
     command
         .process_group(0)
         .stdin(Stdio::null())
-        .stdout(OwnedFd::from(theirs));
+        .stdout(OwnedFd::from(theirs))
+        .stderr(new.log.add()?);
     let pool = std::process::id();
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {

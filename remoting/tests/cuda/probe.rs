@@ -149,3 +149,40 @@ fn what_a_driver_prints_before_it_fails_is_passed_on_once() {
     });
     assert_eq!(text.matches("there is no licence").count(), 1, "{text}");
 }
+
+/// The processes that a process has started.
+fn children(of: u32) -> Vec<u32> {
+    let all = fs::read_dir("/proc").expect("there is /proc");
+    let all = all.filter_map(Result::ok);
+    let numbers = all.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    let parent = format!("PPid:\t{of}\n");
+    // One that has ended meanwhile has no status.
+    let is_child = |id: &u32| {
+        let status = fs::read_to_string(format!("/proc/{id}/status"));
+        status.is_ok_and(|status| status.contains(&parent))
+    };
+    numbers.filter(is_child).collect()
+}
+
+#[test]
+fn workers_do_not_have_the_standard_error_of_their_pool() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let said = folder.path().join("said");
+    let mut pool = crate::library::serving(folder.path())
+        .arg("--socket")
+        .arg(folder.path().join("socket"))
+        .stderr(fs::File::create(&said).expect("there is room"))
+        .spawn()
+        .expect("it starts");
+    let error = |id| fs::read_link(format!("/proc/{id}/fd/2"));
+    // Until it has executed the program, a child has what the pool has.
+    let is_apart = |id| error(id).is_ok_and(|error| error.to_string_lossy().starts_with("pipe:"));
+    let start = std::time::Instant::now();
+    while !children(pool.id()).into_iter().any(is_apart) {
+        assert!(start.elapsed().as_secs() < 60, "{:?}", fs::read(&said));
+        std::thread::sleep(std::time::Duration::from_millis(10));
+    }
+    assert_eq!(error(pool.id()).expect("it runs"), said);
+    pool.kill().expect("it runs");
+    pool.wait().expect("it ends");
+}
