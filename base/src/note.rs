@@ -11,9 +11,8 @@ const QUIET: Duration = Duration::from_secs(1);
 
 /// Writes a line to standard error. If that fails, the line is lost.
 ///
-/// `eprintln!` panics if it cannot write, which ends the process. A worker inherits its standard
-/// error from its pool and shares the open file with other workers. A compromised worker can shut
-/// down a socket, fill a pipe that it has made non-blocking, or fill a disk.
+/// `eprintln!` panics if it cannot write, which ends the process. Whoever reads a pipe or a socket may
+/// be gone, a disk may be full, and others who have the open file may have made it non-blocking.
 #[macro_export]
 macro_rules! note {
     ($($part:tt)*) => {
