@@ -204,11 +204,19 @@ fn find(options: &Options, version: &str) -> Result<Contents, Error> {
         let mut paths = PROGRAM_FOLDERS
             .iter()
             .map(|folder| Path::new(folder).join(name));
-        if let Some(path) = paths.find(|path| path.is_file()) {
+        // In containers a script of this name may stand before the program.
+        if let Some(path) = paths.find(|path| is_program(path)) {
             contents.files.insert(format!("bin/{name}"), path);
         }
     }
     Ok(contents)
+}
+
+/// Whether a file is an ELF program.
+fn is_program(path: &Path) -> bool {
+    let mut start = [0; 4];
+    let read = File::open(path).and_then(|mut file| file.read_exact(&mut start));
+    read.is_ok() && start == *b"\x7fELF"
 }
 
 impl Contents {
@@ -413,6 +421,16 @@ mod tests {
         };
         let error = make(&asked, VERSION, &mut io::sink()).expect_err("there is none");
         assert!(error.to_string().contains("libnvcuvid"), "{error}");
+    }
+
+    #[test]
+    fn a_script_is_no_program() {
+        let folder = tempfile::tempdir().expect("there is room");
+        let path = folder.path().join("nvidia-smi");
+        assert!(!is_program(&path), "there is none");
+        fs::write(&path, "#!/bin/sh\nexec /opt/nvidia-smi").expect("there is room");
+        assert!(!is_program(&path));
+        assert!(is_program(&std::env::current_exe().expect("it is known")));
     }
 
     #[test]

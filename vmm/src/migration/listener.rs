@@ -50,6 +50,8 @@ pub struct Listener {
     socket: Socket,
     waiting: Vec<Waiting>,
     strangers: u32,
+    /// How long a connection may keep silent.
+    pub silence: Duration,
 }
 
 enum Socket {
@@ -172,6 +174,7 @@ impl Listener {
             socket,
             waiting: Vec::new(),
             strangers: 0,
+            silence: SILENCE,
         })
     }
 
@@ -240,7 +243,7 @@ impl Listener {
             self.wait();
             let mut at = 0;
             while at < self.waiting.len() {
-                match self.waiting[at].looks(kind) {
+                match self.waiting[at].looks(kind, self.silence) {
                     Looks::Source => {
                         let Waiting { stream, .. } = self.waiting.remove(at);
                         return Connection::new(stream, progress.clone());
@@ -350,7 +353,7 @@ impl Waiting {
         }
     }
 
-    fn looks(&self, kind: Kind) -> Looks {
+    fn looks(&self, kind: Kind, silence: Duration) -> Looks {
         // Never blocks on a connection that has sent only a part: the token is peeked at like the header before it.
         let mut bytes = [0; HEADER + TOKEN];
         let wanted = match kind {
@@ -367,7 +370,7 @@ impl Waiting {
                 libc::MSG_PEEK | libc::MSG_DONTWAIT,
             )
         };
-        let patient = match self.since.is_none_or(|since| since.elapsed() < SILENCE) {
+        let patient = match self.since.is_none_or(|since| since.elapsed() < silence) {
             true => Looks::Unknown,
             false => Looks::Stranger,
         };

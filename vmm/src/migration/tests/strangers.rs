@@ -5,6 +5,8 @@ use super::*;
 #[test]
 fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
     let mut listener = Listener::bind("tcp:127.0.0.1:0", None).unwrap();
+    // Whoever waited for a stranger would wait until the test ends.
+    listener.silence = Duration::MAX;
     let port = listener.port().unwrap();
     let connect = || TcpStream::connect(("127.0.0.1", port)).unwrap();
     // Peers that send nothing, half of an offer's header, HTTP, another frame, close the
@@ -23,7 +25,6 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
         .write_all(&Header::of(Kind::Offer, 0, b"{}", true).encode())
         .unwrap();
     wrong.write_all(b"{}").unwrap();
-    let began = std::time::Instant::now();
     let received = thread::spawn(move || {
         let mut there = there();
         let progress = Progress::new(Direction::Incoming, "test");
@@ -43,10 +44,6 @@ fn strangers_neither_end_the_wait_nor_make_the_source_wait() {
     let outcome = Source::new(connection, &mut here, offer(), wishes(), progress, None).run();
     assert!(matches!(outcome, Outcome::Moved), "{outcome:?}");
     assert_eq!(received.join().unwrap().unwrap(), b"state");
-    assert!(
-        began.elapsed() < Duration::from_secs(8),
-        "it waited for a stranger"
-    );
     drop((silent, slow));
 }
 
