@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use gantry_remoting::{
     apis::{cuda::Cuda, opencl::OpenCl},
     link::{bell::Futex, socket, window::Window},
@@ -82,6 +82,7 @@ pub fn run(api: ApiId, socket: &Path) -> Result<Report> {
     match api {
         ApiId::OpenCl => opencl::run(&open::<OpenCl>(socket)?.window, bell, &mut report)?,
         ApiId::Cuda => cuda::run(&open::<Cuda>(socket)?.window, bell, &mut report)?,
+        ApiId::Nvidia => bail!("native contexts have no pool: opencl or cuda"),
     }
     Ok(report)
 }

@@ -61,6 +61,7 @@ fn kinds(api: ApiId) -> &'static [&'static str] {
     match api {
         ApiId::OpenCl => &opencl::KINDS,
         ApiId::Cuda => &cuda::KINDS,
+        ApiId::Nvidia => &[],
     }
 }
 
