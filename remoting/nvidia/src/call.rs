@@ -138,7 +138,15 @@ impl Session {
 
     fn make(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let order = self.worker().order.clone();
-        let _ordered = changes_memory(made.call).then(|| order.lock_unpoisoned());
+        let ordered = changes_memory(made.call).then(|| order.lock_unpoisoned());
+        let is_open = || {
+            let files = self.worker().files.lock_unpoisoned();
+            files.get(made.file.number).is_some()
+        };
+        // What is noted of a file that is being closed would stay for ever.
+        if ordered.is_some() && !is_open() {
+            return Err(Denied::Errno(libc::EBADF));
+        }
         match (made.call.kind(), made.call.number) {
             (Kind::Frontend, MAKE_DESCRIPTOR) => self.make_descriptor(made, bytes),
             (Kind::Frontend, 0x29) => self.free(made, bytes),
@@ -477,6 +485,11 @@ impl Session {
         let client = objects
             .client(client)
             .ok_or(Denied::Status(status::INVALID_CLIENT))?;
+        // The driver looks by the object, too: objects may have one address.
+        let is_its = |mapped: &Mapped| mapped.object == word(bytes, 8);
+        if !client.mapped.get(&number).is_some_and(is_its) {
+            return Err(Denied::Status(status::INVALID_ARGUMENT));
+        }
         let mapped = client
             .mapped
             .remove(&number)
@@ -500,6 +513,9 @@ impl Session {
         let client = objects
             .client(client)
             .ok_or(Denied::Status(status::INVALID_CLIENT))?;
+        if client.mapped.contains_key(&to) && to != from {
+            return Err(Denied::Status(status::INVALID_ARGUMENT));
+        }
         let mapped = client
             .mapped
             .remove(&from)

@@ -31,11 +31,23 @@ const FURTHER: [c_long; 8] = [
     libc::SYS_socketpair,
 ];
 
+/// Whom a worker serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Serving {
+    /// Programs that connect.
+    Programs,
+    /// A machine, which has connected.
+    Machine,
+}
+
+/// System calls by which programs are connected, and get ends of socket pairs.
+const CONNECTING: [c_long; 2] = [libc::SYS_accept4, libc::SYS_socketpair];
+
 /// Confines this thread and those that it starts.
 ///
 /// # Errors
 /// The kernel has no Landlock or seccomp, or refuses.
-pub fn confine(branch: Branch) -> Result<(), Error> {
+pub fn confine(branch: Branch, serving: Serving) -> Result<(), Error> {
     let mut nodes: Vec<String> = (0..GPUS)
         .map(|number| format!("/dev/nvidia{number}"))
         .collect();
@@ -49,14 +61,20 @@ pub fn confine(branch: Branch) -> Result<(), Error> {
         .restrict_self()?;
     let target = TargetArch::try_from(std::env::consts::ARCH)?;
     let refuse = SeccompAction::Errno(libc::EPERM as u32);
-    let filter = SeccompFilter::new(calls(branch)?, refuse, SeccompAction::Allow, target)?;
+    let filter = SeccompFilter::new(
+        calls(branch, serving)?,
+        refuse,
+        SeccompAction::Allow,
+        target,
+    )?;
     let program: BpfProgram = filter.try_into()?;
     Ok(seccompiler::apply_filter(&program)?)
 }
 
 /// The system calls that remain, with what must hold for their arguments.
-fn calls(branch: Branch) -> Result<BTreeMap<c_long, Vec<Rule>>, BackendError> {
+fn calls(branch: Branch, serving: Serving) -> Result<BTreeMap<c_long, Vec<Rule>>, BackendError> {
     let always = ONE_THREAD.iter().chain(THREADS).chain(&FURTHER);
+    let always = always.filter(|call| serving == Serving::Programs || !CONNECTING.contains(call));
     let mut calls: BTreeMap<_, _> = always.map(|call| (*call, Vec::new())).collect();
     let not_executable = || {
         let mask = libc::PROT_EXEC as u64;
@@ -103,7 +121,7 @@ mod tests {
         };
         thread::scope(|scope| {
             let confined = scope.spawn(|| {
-                confine(Branch::R580).expect("the kernel has both");
+                confine(Branch::R580, Serving::Machine).expect("the kernel has both");
                 for word in Branch::R580.commands() {
                     assert_eq!(command(word), Some(libc::ENOTTY), "{word:x}");
                 }
@@ -111,6 +129,8 @@ mod tests {
                     assert_eq!(command(word), Some(libc::EPERM), "{word:x}");
                 }
                 assert!(fs::read("/etc/passwd").is_err());
+                let pair = std::os::unix::net::UnixStream::pair();
+                assert!(pair.is_err(), "sockets to send descriptors elsewhere");
                 // SAFETY: a new mapping of no file.
                 let mapped = unsafe {
                     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS;

@@ -81,7 +81,11 @@ pub fn run(worker: &Worker) {
             let number = data as u32;
             if data & DEVICE == 0 {
                 worker.close(number);
-            } else if let Some(file) = worker.files.lock_unpoisoned().get(number) {
+                continue;
+            }
+            // Others may have the files while this waits for room.
+            let file = worker.files.lock_unpoisoned().get(number);
+            if let Some(file) = file {
                 tell(worker, &file);
             }
         }

@@ -95,6 +95,8 @@ pub struct Left {
     pub control: Option<u32>,
     /// What a mapping shows.
     pub view: Option<View>,
+    /// Whether the file's last copy is closed, though a call may still have it.
+    pub is_closed: bool,
     /// Unified memory: the registered address spaces, one a GPU.
     pub spaces: Vec<Space>,
     /// Unified memory: ranges whose pages are a slice's.

@@ -26,9 +26,11 @@ use gantry_remoting::{
     account::Account,
     apis::nvidia::{SPOKEN, to_agent, to_worker},
     link::{
+        bell::Bell,
         endpoint::{Gone, Receiver, Sender, Spin},
         port_bell::{Events as Bells, Waker},
         ring::{Consumer, Producer},
+        sync::AtomicU32,
         window::{self, CLIENT_HELLO, REPLY, RING, Window},
     },
     port::{ATTACHMENT, Attachment, NoAttachment, READY, REFUSED},
@@ -41,7 +43,7 @@ use nvidia_abi::wire::{HEADER, MOST};
 
 use crate::{
     bar::{Bar, Place},
-    confine,
+    confine::{self, Serving},
     server::{self, MOST_PROGRAMS, Worker},
     session::Session,
     slice::Slice,
@@ -99,7 +101,7 @@ pub struct Machine {
     /// The window: what programs share with their devices, all together.
     pub slice: Arc<Slice>,
     bar: Arc<Bar>,
-    answers: Mutex<Sender<window::Slice, Waker>>,
+    answers: Mutex<Sender<window::Slice, Ringing>>,
 }
 
 impl Machine {
@@ -153,7 +155,7 @@ pub fn serve(
             return Err(error);
         }
     };
-    confine::confine(worker.branch())?;
+    confine::confine(worker.branch(), Serving::Machine)?;
     let watched = connection.try_clone().map_err(Error::System)?;
     start("machine", move || end_with(&watched))?;
     let events = worker.clone();
@@ -168,6 +170,20 @@ pub fn serve(
         live: Arc::default(),
     }
     .serve(calls)
+}
+
+/// Rings, and sleeps for a moment only: the doorbell wakes the thread that receives.
+#[derive(Debug)]
+struct Ringing(Waker);
+
+impl Bell for Ringing {
+    fn ring(&self, word: &AtomicU32) {
+        self.0.ring(word);
+    }
+
+    fn wait(&self, _: &AtomicU32, _: u32, _: Duration) {
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 type Calls = Receiver<window::Slice, Waker>;
@@ -206,7 +222,7 @@ fn attach(
         interrupt,
         patience: MOST_SLEEP,
     }));
-    let answers = Producer::new(window.answers(), bells.clone());
+    let answers = Producer::new(window.answers(), Ringing(bells.clone()));
     let calls = Receiver::new(Consumer::new(window.calls(), bells));
     let slice = Slice::over(memory.into(), window.data(), attachment.window);
     let machine = Machine {

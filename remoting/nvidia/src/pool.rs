@@ -7,7 +7,7 @@
 use std::{
     io,
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsRawFd, FromRawFd, OwnedFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::Path,
@@ -45,12 +45,14 @@ struct Served {
 /// on. The calling process has no other threads.
 pub fn serve(path: &Path, serve: impl Fn(UnixStream)) -> Error {
     match socket::listen(path) {
-        Ok(listener) => accept(&listener, serve),
+        Ok(listener) => accept(listener, serve),
         Err(error) => Error::Listen(error),
     }
 }
 
-fn accept(listener: &UnixListener, serve: impl Fn(UnixStream)) -> Error {
+fn accept(listener: UnixListener, serve: impl Fn(UnixStream)) -> Error {
+    // A machine's process has none.
+    let mut listener = Some(listener);
     let mut served: Vec<Served> = Vec::new();
     loop {
         let polled = |file: &OwnedFd| libc::pollfd {
@@ -61,10 +63,9 @@ fn accept(listener: &UnixListener, serve: impl Fn(UnixStream)) -> Error {
         let mut files: Vec<_> = served.iter().map(|one| polled(&one.process)).collect();
         files.push(libc::pollfd {
             // Others wait until one ends. poll ignores negative descriptors.
-            fd: if served.len() < MOST {
-                listener.as_fd().as_raw_fd()
-            } else {
-                -1
+            fd: match &listener {
+                Some(listener) if served.len() < MOST => listener.as_raw_fd(),
+                _ => -1,
             },
             events: libc::POLLIN,
             revents: 0,
@@ -88,9 +89,10 @@ fn accept(listener: &UnixListener, serve: impl Fn(UnixStream)) -> Error {
         if ended.next() != Some(true) {
             continue;
         }
-        let started = listener
-            .accept()
-            .and_then(|(connection, _)| start(connection, &mut served, &serve));
+        let accepted = listener.as_ref().map(UnixListener::accept);
+        let accepted = accepted.unwrap_or_else(|| Err(io::ErrorKind::NotConnected.into()));
+        let started = accepted
+            .and_then(|(connection, _)| start(connection, &mut served, &mut listener, &serve));
         if let Err(error) = started {
             note!("gantry-nvidia: a virtual machine is not served: {error}");
             thread::sleep(PAUSE);
@@ -102,6 +104,7 @@ fn accept(listener: &UnixListener, serve: impl Fn(UnixStream)) -> Error {
 fn start(
     connection: UnixStream,
     served: &mut Vec<Served>,
+    listener: &mut Option<UnixListener>,
     serve: &impl Fn(UnixStream),
 ) -> io::Result<()> {
     // SAFETY: this process has one thread, so that no lock is held by another one.
@@ -110,8 +113,10 @@ fn start(
         return Err(io::Error::last_os_error());
     }
     if process == 0 {
-        // The other machines' connections end when their own processes do.
+        // The other machines' connections end when their own processes do, and another pool may listen when this one
+        // has ended.
         served.clear();
+        drop(listener.take());
         serve(connection);
         std::process::exit(0);
     }
@@ -208,5 +213,9 @@ mod tests {
         assert_ne!(number(&third), pool.id());
         pool.kill().expect("it runs");
         pool.wait().expect("it has ended");
+        // Its machines go on, and another pool takes its place.
+        drop(socket::listen(&path).expect("nobody listens any longer"));
+        (&third).write_all(&[1]).expect("it is served");
+        assert_eq!((&third).read(&mut [0]).expect("it ends"), 0);
     }
 }

@@ -225,16 +225,18 @@ impl Worker {
 
     /// A file's last copy is closed: the driver frees what lives on it, then its pages are free.
     pub(crate) fn close(&self, number: u32) {
-        // Nothing else is shown to a guest until the clients are gone.
-        let is_guest = self.machine.is_some();
-        let _ordered = is_guest.then(|| self.order.lock_unpoisoned());
+        // Nothing else is noted of it, or shown to a guest, until the clients are gone.
+        let _ordered = self.order.lock_unpoisoned();
         let places = self.objects.lock_unpoisoned().take_places_of_file(number);
         drop(places);
         let Some(file) = self.files.lock_unpoisoned().remove(number) else {
             return;
         };
         let mut pages = self.objects.lock_unpoisoned().remove_file(number);
-        pages.extend(file.left().ranges.drain(..).map(|range| range.pages));
+        let mut left = file.left();
+        left.is_closed = true;
+        pages.extend(left.ranges.drain(..).map(|range| range.pages));
+        drop(left);
         if let Some(record) = &self.record {
             record.close(number);
         }

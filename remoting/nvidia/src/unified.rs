@@ -223,7 +223,15 @@ impl Session {
             }
         }
         let offset = range.pages.offset;
-        file.left().ranges.push(range);
+        let mut left = file.left();
+        if left.is_closed {
+            drop(left);
+            // The range goes with the file.
+            range.reached.drain(..).for_each(|known| self.let_go(known));
+            range.pages.release();
+            return Err(Denied::Errno(libc::EBADF));
+        }
+        left.ranges.push(range);
         Ok(offset)
     }
 

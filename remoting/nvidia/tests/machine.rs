@@ -398,7 +398,16 @@ fn device_pages_are_hidden_before_what_they_show_is_freed() {
     assert_eq!((again.a, again.b), (DEVICE, at));
     assert_eq!(machine.shown(), expected);
 
-    // The mapping.
+    // The mapping, by its own object only.
+    let wrong = [
+        (0, first.client),
+        (4, SUBDEVICE),
+        (8, SUBDEVICE),
+        (16, first.doorbells.2),
+    ];
+    let answer = machine.call(1, first.control, UNMAP, &words(32, &wrong));
+    assert_eq!(word(&answer, 24), 0x1f);
+    assert_eq!(machine.shown(), expected);
     let block = [
         (0, first.client),
         (4, SUBDEVICE),

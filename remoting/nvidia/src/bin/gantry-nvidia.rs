@@ -11,7 +11,7 @@ use base::{
 };
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_nvidia::{
-    confine::confine,
+    confine::{Serving, confine},
     device::{Device, Kernel},
     driver_image, machine, pool,
     record::Record,
@@ -107,7 +107,7 @@ fn serve(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let slice = arguments.slice << 20;
     let worker = Worker::new(Box::new(Kernel), slice, memory, record.transpose()?)?;
     let listener = Listener::bind(&arguments.socket)?;
-    confine(worker.branch())?;
+    confine(worker.branch(), Serving::Programs)?;
     Ok(worker.serve(&listener)?)
 }
 
