@@ -85,6 +85,8 @@ pub fn mount(disk: Option<&Path>, verify: bool, out: &mut dyn Write) -> Result<(
     let target = Path::new(MOUNT);
     let is_mounted = source_of(target)? == Some(fs::metadata(&disk).map_or(0, |disk| disk.rdev()));
     if !is_mounted {
+        // Another disk's: it would come up again when this one is unmounted.
+        unmount_all_at(target)?;
         fs::create_dir_all(target).map_err(failed("make", target))?;
         mount_at(&disk, target).map_err(failed("mount", &disk))?;
     }
@@ -118,8 +120,7 @@ pub fn unmount_all(out: &mut dyn Write) -> Result<(), Error> {
     }
     loader()?;
     let target = Path::new(MOUNT);
-    if source_of(target)?.is_some() {
-        unmount(target)?;
+    if unmount_all_at(target)? {
         let _ = writeln!(out, "{MOUNT} is not mounted any longer");
     }
     Ok(())
@@ -206,6 +207,16 @@ fn unmount(target: &Path) -> Result<(), Error> {
         Ok(())
     });
     Ok(unmounted.map_err(failed("unmount (programs may still use)", target))?)
+}
+
+/// Unmounts until nothing is mounted at a folder. Returns whether anything was.
+fn unmount_all_at(target: &Path) -> Result<bool, Error> {
+    let mut was_mounted = false;
+    while source_of(target)?.is_some() {
+        unmount(target)?;
+        was_mounted = true;
+    }
+    Ok(was_mounted)
 }
 
 /// Compares a mounted driver with its manifest: the version, and each file's size; its checksum if `verify`.
@@ -342,5 +353,39 @@ mod tests {
         assert_eq!(source_of(&part).expect("it is there"), None);
         let proc = source_of(Path::new("/proc")).expect("it is there");
         assert!(proc.is_some());
+    }
+
+    #[test]
+    fn what_is_mounted_over_another_is_unmounted_with_it() {
+        const FOLDER: &str = "GANTRY_TEST_MOUNT";
+        if let Some(folder) = std::env::var_os(FOLDER) {
+            let folder = Path::new(&folder);
+            assert!(unmount_all_at(folder).expect("it is mounted"));
+            assert_eq!(source_of(folder).expect("it is there"), None);
+            assert!(!unmount_all_at(folder).expect("it is there"));
+            return;
+        }
+        let folder = tempfile::tempdir().expect("there is room");
+        let own = std::env::current_exe().expect("it is a file");
+        // With mounts of its own.
+        let mut command = Command::new("unshare");
+        command.args(["--map-root-user", "--mount", "sh", "-c"]);
+        let can_mount = Command::new("unshare")
+            .args(["--map-root-user", "--mount", "mount", "-t", "tmpfs", "a"])
+            .arg(folder.path())
+            .status();
+        if !can_mount.is_ok_and(|status| status.success()) {
+            eprintln!("not tested: nothing can be mounted here");
+            return;
+        }
+        let script = "mount -t tmpfs a \"$1\" && mount -t tmpfs b \"$1\" && exec \"$0\" --exact \
+                      driver::tests::what_is_mounted_over_another_is_unmounted_with_it";
+        let status = command
+            .arg(script)
+            .arg(own)
+            .arg(folder.path())
+            .env(FOLDER, folder.path())
+            .status();
+        assert!(status.expect("it is there").success());
     }
 }
