@@ -14,7 +14,7 @@
 //! - `adopt`: Gantry's CUDA libraries in a Python virtual environment.
 //! - `driver`: NVIDIA's user-mode driver, on a disk that the host provides.
 //! - `file_error`: errors of file operations.
-//! - `survive`: keeps the agent alive when a device is removed under a mapping.
+//! - `survive`: keeps the agent alive when a device is removed under a mapping, and when a file becomes too large.
 //! - `setup`: installs this program, its unit and the OpenCL driver, and removes them; `carried`: those files, all of
 //!   which are contained in this program; `place`: places and removes files atomically.
 //!
@@ -215,7 +215,7 @@ fn tell_systemd() {
 }
 
 fn main() -> ExitCode {
-    base::limits::file_size_is_an_error();
+    survive::file_size();
     let Err(error) = run() else {
         return ExitCode::SUCCESS;
     };
