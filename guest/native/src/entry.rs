@@ -12,7 +12,7 @@ use std::{
 use libc::{mode_t, off_t, pollfd, sigset_t, stat as Stat, statx as Statx, timespec};
 use nvidia_abi::{
     Kind,
-    wire::{MANAGED, Operation, SLICE},
+    wire::{DEVICE, MANAGED, Operation, SLICE},
 };
 
 use crate::{
@@ -258,6 +258,9 @@ fn map_device(
             .as_raw_fd(),
     };
     let place = reply.answer.b.cast_signed();
+    // A child has no business with a device's pages, nor, where the slice is a device's memory, with the driver's: both
+    // may be another program's when this one has ended. Of memory that the program has pinned it gets a copy.
+    let is_own = from == DEVICE || from == SLICE && connection.shown.is_device();
     // SAFETY: the mapping that the program asked for, of another file.
     let mapped = unsafe { memory::map(at, length, protection, flags, file, place) };
     let mut result = if mapped == libc::MAP_FAILED {
@@ -265,6 +268,15 @@ fn map_device(
     } else {
         Ok(mapped)
     };
+    if is_own {
+        result = result.and_then(|mapped| {
+            let kept = memory::keep_from_children(mapped, length);
+            kept.map(|()| mapped).inspect_err(|_| {
+                // SAFETY: it was made above.
+                let _ = unsafe { memory::unmap(mapped, length) };
+            })
+        });
+    }
     if from == MANAGED {
         let noted = result.and_then(|mapped| {
             let start = mapped as usize;

@@ -11,7 +11,7 @@ use nvidia_abi::wire::{Operation, Request};
 
 use crate::{
     files::{self, Program},
-    pinned,
+    memory, pinned,
 };
 
 const PAGE: usize = 4096;
@@ -87,11 +87,7 @@ impl Program {
         file: u32,
     ) -> io::Result<()> {
         let Range { start, end } = pages(start, length);
-        // SAFETY: the caller's new mapping.
-        let result = unsafe { libc::madvise(start as *mut _, end - start, libc::MADV_DONTFORK) };
-        if result < 0 {
-            return Err(io::Error::last_os_error());
-        }
+        memory::keep_from_children(start as *mut _, end - start)?;
         let is_room = |range: &Managed| range.end.load(Ordering::Relaxed) == 0;
         let at = RANGES.iter().position(is_room);
         let at = at.ok_or(io::ErrorKind::OutOfMemory)?;

@@ -135,6 +135,15 @@ pub unsafe fn map(
     }
 }
 
+/// Children do not inherit a mapping.
+pub fn keep_from_children(start: *mut c_void, length: usize) -> io::Result<()> {
+    // SAFETY: this process keeps the mapping as it is.
+    if unsafe { libc::madvise(start, length, libc::MADV_DONTFORK) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(())
+}
+
 /// Unmaps as the kernel does, past the replaced function.
 ///
 /// # Safety

@@ -34,8 +34,9 @@ pub struct Pinned {
     length: usize,
     /// Where it is in the slice.
     pub offset: u64,
-    /// The parts that were the program's alone: a child has a copy of them.
-    private: Vec<Range<usize>>,
+    /// The parts of which a child has a copy: those that were the program's alone, and all where the slice is a device's
+    /// memory, which may be another program's when this one has ended.
+    copied: Vec<Range<usize>>,
     /// Client, parent and handle of the object.
     pub object: [u32; 3],
 }
@@ -195,9 +196,15 @@ pub struct SliceFile {
     file: (u64, u64),
     /// Where it begins: the kernel shows a device's memory by its address.
     base: u64,
+    is_device: bool,
 }
 
 impl SliceFile {
+    /// Whether it is a device's memory: the program runs in a VM.
+    pub fn is_device(self) -> bool {
+        self.is_device
+    }
+
     /// How a slice is shown.
     pub fn new(slice: &OwnedFd) -> io::Result<Self> {
         // SAFETY: zeroes are a valid value.
@@ -209,8 +216,9 @@ impl SliceFile {
         let mut known = Self {
             file: (found.st_dev, found.st_ino),
             base: 0,
+            is_device: !is_memory(slice),
         };
-        if is_memory(slice) {
+        if !known.is_device {
             return Ok(known);
         }
         let file = slice.as_raw_fd();
@@ -622,7 +630,7 @@ impl Pinned {
 
     /// What a child gets a copy of.
     pub fn inherited(&self, slice: SliceFile) -> Vec<Inherited> {
-        if self.private.is_empty() {
+        if self.copied.is_empty() {
             return Vec::new();
         }
         let common = |found: &Found, part: &Range<usize>| {
@@ -635,7 +643,7 @@ impl Pinned {
         };
         self.mappings(slice)
             .flat_map(|found| {
-                self.private
+                self.copied
                     .iter()
                     .filter_map(move |part| common(&found, part))
             })
@@ -659,7 +667,8 @@ impl Program {
         }
         let (start, length, end) = (start as usize, length as usize, end as usize);
         let mut covered = start;
-        let mut private = Vec::new();
+        let is_device = self.slice().is_some_and(|(_, slice)| slice.is_device());
+        let mut copied = Vec::new();
         let all = mappings(start, length)?;
         let file = all.first().filter(|found| found.is_file());
         for found in &all {
@@ -687,8 +696,8 @@ impl Program {
             if !is_private && found.path != ZERO {
                 return Err(refused("it is a file, or a part of it is"));
             }
-            if is_private {
-                private.push(found.start.max(start)..found.end.min(end));
+            if is_private || is_device {
+                copied.push(found.start.max(start)..found.end.min(end));
             }
         }
         if covered < end {
@@ -719,7 +728,7 @@ impl Program {
             start,
             length,
             offset,
-            private,
+            copied,
             object: [0; 3],
         }))
     }

@@ -390,6 +390,7 @@ fn a_doorbell_is_the_devices_own_page() {
         );
         // SAFETY: the mapping has the word.
         unsafe { doorbell.add(0x90 / 8).write_volatile(0x1234) };
+        assert!(!child_has(doorbell, 0x10000), "a child rings nothing");
         let mut block = [0; 32];
         for (at, value) in [(0, opened.client), (4, DEVICE), (8, MEMORY)] {
             put(&mut block, at, value);
@@ -638,6 +639,22 @@ fn map_at(at: usize, length: usize, flags: i32, file: i32) -> std::io::Result<*m
     }
 }
 
+/// Whether a child of fork has all of a mapping, of at most 1 MiB.
+fn child_has(memory: *mut u64, length: usize) -> bool {
+    // SAFETY: the child looks whether the memory is there, and ends.
+    unsafe {
+        let child = libc::fork();
+        if child == 0 {
+            let mut there = [0u8; 256];
+            let looked = libc::mincore(memory.cast(), length, there.as_mut_ptr());
+            libc::_exit(i32::from(looked == 0));
+        }
+        let mut status = 0;
+        assert_eq!(libc::waitpid(child, &mut status, 0), child);
+        status != 0
+    }
+}
+
 fn unmap(at: usize, length: usize) {
     // SAFETY: nobody uses what is there.
     assert_eq!(unsafe { libc::munmap(at as *mut _, length) }, 0);
@@ -692,18 +709,7 @@ fn managed_memory_is_freed_when_its_mapping_is_gone() {
         for base in [MANAGED, MANAGED + LENGTH] {
             assert_eq!(advise(uvm, base, LENGTH), 0);
         }
-        // SAFETY: the child looks whether the memory is there, and ends.
-        unsafe {
-            let child = libc::fork();
-            if child == 0 {
-                let mut there = [0u8; LENGTH / 4096];
-                let looked = libc::mincore(memory.cast(), LENGTH, there.as_mut_ptr());
-                libc::_exit(i32::from(looked == 0));
-            }
-            let mut status = 0;
-            assert_eq!(libc::waitpid(child, &mut status, 0), child);
-            assert_eq!(status, 0, "a child has no managed memory");
-        }
+        assert!(!child_has(memory, LENGTH), "a child has no managed memory");
         unmap(MANAGED + 4096, LENGTH - 4096);
         // SAFETY: this page is left.
         assert_eq!(unsafe { memory.read_volatile() }, 7);
