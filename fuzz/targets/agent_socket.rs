@@ -30,6 +30,9 @@ mod interrupts;
 #[path = "../../guest/agent/src/local_pool.rs"]
 mod local_pool;
 #[allow(dead_code)]
+#[path = "../../guest/agent/src/native/mod.rs"]
+mod native;
+#[allow(dead_code)]
 #[path = "../../guest/agent/src/port.rs"]
 mod port;
 #[allow(dead_code)]

@@ -154,6 +154,7 @@ fn work(start_info: u64) -> Result<(), alloc::string::String> {
             let (window, bell) = port.open::<Cuda>(combining)?;
             cuda::run(&window, bell, &mut Here)
         }
+        (_, ApiId::Nvidia) => return Err("native contexts have no pool".into()),
     };
     done.map_err(|why| alloc::format!("{why}"))
 }
