@@ -39,8 +39,8 @@ pub(super) struct Written {
     reply: Reply,
     /// Applications of accelerators, which continue when this is dropped.
     stopped: Option<Stopped>,
-    /// Ends with the thread.
-    ended: mpsc::Receiver<()>,
+    /// How it ended. The control thread is told afterwards that it did.
+    ended: mpsc::Receiver<Result<(), MachineError>>,
 }
 
 impl Written {
@@ -123,7 +123,7 @@ impl Control {
         reply: Reply,
     ) {
         let number = self.migrations.number();
-        let (alive, ended) = mpsc::channel::<()>();
+        let (end, ended) = mpsc::channel();
         let writing = Writing::new(total);
         let of_thread = writing.clone();
         let control = match self.migrations.on_control() {
@@ -134,9 +134,9 @@ impl Control {
             ThreadRole::Snapshot,
             THREAD,
             Box::new(move || {
-                let written = work(&of_thread);
-                control.tell(move |control| control.is_written(number, written));
-                drop(alive);
+                // Fails only if nobody waits for it any more.
+                let _ = end.send(work(&of_thread));
+                control.tell(move |control| control.is_written(number));
             }),
         );
         if let Err(error) = started {
@@ -153,13 +153,23 @@ impl Control {
     }
 
     /// Handles the end of the thread.
-    fn is_written(&mut self, number: u64, written: Result<(), MachineError>) {
+    fn is_written(&mut self, number: u64) {
         if !self.migrations.is_current(number) {
             return;
         }
-        let Job::Writing(job) = mem::replace(&mut self.migrations.job, Job::None) else {
-            return;
-        };
+        match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Writing(job) => {
+                // It was sent before this was.
+                if let Ok(written) = job.ended.recv() {
+                    self.answer(job, written);
+                }
+            }
+            other => self.migrations.job = other,
+        }
+    }
+
+    /// Tells the client how it ended.
+    fn answer(&mut self, job: Written, written: Result<(), MachineError>) {
         let is_cancelled = job.writing.is_cancelled();
         let answer = match (written, job.operation) {
             (Ok(()), Operation::Snapshot) => {
@@ -186,28 +196,94 @@ impl Control {
         reply.send(answer);
     }
 
-    /// Cancels writing, because the machine is replaced.
+    /// Cancels writing, because the machine is replaced. If the files are about to replace older ones, waits until they
+    /// have: the client is told that they did.
     pub(super) fn abandon_writing(&mut self) {
-        match mem::replace(&mut self.migrations.job, Job::None) {
-            Job::Writing(job) => {
-                job.writing.cancel();
-                job.reply.send(Err(ApiError::wrong_state(OVER)));
-            }
-            other => self.migrations.job = other,
-        }
+        self.give_up_writing(Duration::ZERO);
     }
 
     /// Cancels writing, because the process ends, and waits until the thread has removed what it wrote; or, if it is
     /// about to replace an older snapshot, until it has.
     pub(super) fn end_writing(&mut self) {
-        let Job::Writing(job) = &self.migrations.job else {
-            return;
+        self.give_up_writing(LAST_WRITE);
+    }
+
+    /// Cancels writing, and waits this long for the thread; as long as it takes if it is too late to cancel that.
+    fn give_up_writing(&mut self, patience: Duration) {
+        let job = match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Writing(job) => job,
+            other => {
+                self.migrations.job = other;
+                return;
+            }
         };
-        match job.writing.cancel() {
+        let written = match job.writing.cancel() {
             // A timeout is as good as the end: a cancelled snapshot never takes another one's place.
-            true => drop(job.ended.recv_timeout(LAST_WRITE)),
-            false => drop(job.ended.recv()),
+            true => {
+                let _ = job.ended.recv_timeout(patience);
+                None
+            }
+            false => job.ended.recv().ok(),
+        };
+        match written {
+            Some(written) => self.answer(job, written),
+            None => job.reply.send(Err(ApiError::wrong_state(OVER))),
         }
-        self.abandon_writing();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::control, *};
+
+    /// What the client hears of writing that the control thread gives up when it can no longer be cancelled.
+    fn answer_to_sealed(
+        give_up: impl FnOnce(&mut Control),
+        has_failed: bool,
+    ) -> Result<Response, ApiError> {
+        let mut control = control();
+        let (sender, answer) = mpsc::channel();
+        let reply = Reply::new(move |answer| sender.send(answer).unwrap());
+        let (sealed, is_sealed) = mpsc::channel();
+        let work = move |writing: &Writing| {
+            let _seal = writing.seal().unwrap();
+            sealed.send(()).unwrap();
+            match has_failed {
+                true => Err(MachineError::SnapshotMismatch("disk is full".to_owned())),
+                false => Ok(()),
+            }
+        };
+        control.write(Operation::Snapshot, 0, None, work, reply);
+        is_sealed.recv().unwrap();
+        give_up(&mut control);
+        answer.try_recv().unwrap()
+    }
+
+    #[test]
+    fn what_took_its_place_is_not_said_to_be_cancelled() {
+        for give_up in [Control::abandon_writing, Control::end_writing] {
+            answer_to_sealed(give_up, false).unwrap();
+            let error = answer_to_sealed(give_up, true).unwrap_err().to_string();
+            assert!(error.contains("disk is full"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_cancelled_is_answered_at_once_and_takes_no_place() {
+        let mut control = control();
+        let (sender, answer) = mpsc::channel();
+        let reply = Reply::new(move |answer| sender.send(answer).unwrap());
+        let (go, goes) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        let work = move |writing: &Writing| {
+            goes.recv().unwrap();
+            end.send(writing.seal().is_err()).unwrap();
+            Ok(())
+        };
+        control.write(Operation::Snapshot, 0, None, work, reply);
+        control.abandon_writing();
+        answer.try_recv().unwrap().unwrap_err();
+        go.send(()).unwrap();
+        assert!(ended.recv().unwrap());
     }
 }

@@ -80,10 +80,9 @@ pub enum MemorySource {
 
 /// A snapshot that is being written. It is removed unless it is completed.
 pub struct Saving {
+    /// Keeps others from reading or writing the directory meanwhile.
     staged: Staged,
     directory: PathBuf,
-    /// Keeps others from reading or writing the directory meanwhile.
-    _alone: DirectoryLock,
 }
 
 impl Saving {
@@ -92,9 +91,8 @@ impl Saving {
         fs::create_dir_all(directory).map_err(io_at(directory))?;
         let alone = DirectoryLock::exclusive(directory)?;
         Ok(Self {
-            staged: Staged::new(directory).map_err(io_at(directory))?,
+            staged: Staged::new(directory, alone).map_err(io_at(directory))?,
             directory: directory.to_owned(),
-            _alone: alone,
         })
     }
 
@@ -125,11 +123,7 @@ impl Image {
     /// Writes the snapshot. An older one in the directory stays until this one is complete and on stable storage, so
     /// there must be room for both.
     pub fn write(mut self, saving: Saving, writing: &Writing) -> Result<(), MachineError> {
-        let Saving {
-            staged,
-            directory,
-            _alone,
-        } = saving;
+        let Saving { staged, directory } = saving;
         let memory = staged.path(snapshot::MEMORY);
         self.state.memory = memory_file::write(&memory, &self.regions, self.untouched, writing)?;
         let config_path = staged.path(snapshot::CONFIG);

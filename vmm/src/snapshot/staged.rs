@@ -11,7 +11,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use super::{APPLICATIONS, CONFIG, MEMORY, STATE};
+use super::{APPLICATIONS, CONFIG, MEMORY, STATE, lock::DirectoryLock};
 
 /// All files; the state is last.
 const FILES: [&str; 4] = [MEMORY, APPLICATIONS, CONFIG, STATE];
@@ -22,13 +22,18 @@ const OPTIONAL: [&str; 1] = [APPLICATIONS];
 #[derive(Debug)]
 pub struct Staged {
     directory: PathBuf,
+    /// Here, so that it ends after the files are removed ([`Drop`] comes before the fields): otherwise
+    /// the removal could take those of the next snapshot to this directory.
+    _alone: DirectoryLock,
 }
 
 impl Staged {
-    /// Prepares a directory, which must not be used by others. Removes files that a killed process left there.
-    pub fn new(directory: &Path) -> io::Result<Self> {
+    /// Prepares a directory, which is locked for writing as long as the result exists. Removes files that a killed
+    /// process left there.
+    pub fn new(directory: &Path, alone: DirectoryLock) -> io::Result<Self> {
         let staged = Self {
             directory: directory.to_owned(),
+            _alone: alone,
         };
         for file in FILES {
             remove(&staged.path(file))?;
@@ -89,6 +94,11 @@ fn remove(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn stage(directory: &Path) -> Staged {
+        let alone = DirectoryLock::exclusive(directory).unwrap();
+        Staged::new(directory, alone).unwrap()
+    }
+
     fn write(to: &Staged, text: &str) {
         for file in FILES {
             fs::write(to.path(file), text).unwrap();
@@ -116,23 +126,23 @@ mod tests {
     #[test]
     fn an_older_snapshot_is_there_until_the_new_one_is_complete() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Staged::new(dir.path()).unwrap();
+        let first = stage(dir.path());
         write(&first, "first");
         first.commit().unwrap();
         assert_eq!(found(dir.path()), all("first"));
         // The disk becomes full when half of it has been written.
-        let failed = Staged::new(dir.path()).unwrap();
+        let failed = stage(dir.path());
         fs::write(failed.path(MEMORY), "half").unwrap();
         drop(failed);
         assert_eq!(found(dir.path()), all("first"));
         // The process is killed.
-        let killed = Staged::new(dir.path()).unwrap();
-        write(&killed, "second");
-        std::mem::forget(killed);
+        for file in FILES {
+            fs::write(dir.path().join(format!("{file}.new")), "second").unwrap();
+        }
         for file in FILES {
             assert_eq!(fs::read_to_string(dir.path().join(file)).unwrap(), "first");
         }
-        let third = Staged::new(dir.path()).unwrap();
+        let third = stage(dir.path());
         write(&third, "third");
         third.commit().unwrap();
         assert_eq!(found(dir.path()), all("third"));
@@ -141,10 +151,10 @@ mod tests {
     #[test]
     fn what_only_the_older_snapshot_has_is_not_the_new_ones() {
         let dir = tempfile::tempdir().unwrap();
-        let first = Staged::new(dir.path()).unwrap();
+        let first = stage(dir.path());
         write(&first, "first");
         first.commit().unwrap();
-        let second = Staged::new(dir.path()).unwrap();
+        let second = stage(dir.path());
         for file in [MEMORY, CONFIG, STATE] {
             fs::write(second.path(file), "second").unwrap();
         }
@@ -154,9 +164,25 @@ mod tests {
     }
 
     #[test]
+    fn no_other_can_write_while_there_may_be_files_to_remove() {
+        let dir = tempfile::tempdir().unwrap();
+        for is_committed in [false, true] {
+            let staged = stage(dir.path());
+            write(&staged, "text");
+            DirectoryLock::exclusive(dir.path()).unwrap_err();
+            match is_committed {
+                false => drop(staged),
+                true => staged.commit().unwrap(),
+            }
+            let next = stage(dir.path());
+            assert!(FILES.iter().all(|file| !next.path(file).exists()));
+        }
+    }
+
+    #[test]
     fn a_snapshot_that_is_not_complete_takes_nothings_place() {
         let dir = tempfile::tempdir().unwrap();
-        let staged = Staged::new(dir.path()).unwrap();
+        let staged = stage(dir.path());
         fs::write(staged.path(MEMORY), "memory").unwrap();
         assert!(staged.commit().is_err());
         assert!(!dir.path().join(STATE).exists());
