@@ -2,7 +2,8 @@
 //! connects.
 
 use std::{
-    fs,
+    error::Error,
+    fmt, fs,
     io::{self, Read},
     mem,
     os::{
@@ -230,7 +231,42 @@ pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::
 /// (253). The kernel would close files that do not fit at once, and that close may hang.
 const ALL: usize = 129;
 
+/// Files that came with bytes were lost: this process has as many files open as it may.
+#[derive(Debug)]
+pub struct FilesLost {
+    count: usize,
+    files: Vec<OwnedFd>,
+    source: io::Error,
+}
+
+impl FilesLost {
+    /// What has arrived nevertheless: the number of bytes, and the files that the kernel has not
+    /// closed. For a caller that needs no files, or counts them, and must not wait for their close.
+    ///
+    /// # Errors
+    /// The error is another one.
+    pub fn arrived(error: io::Error) -> io::Result<(usize, Vec<OwnedFd>)> {
+        let lost = error.downcast::<Self>()?;
+        Ok((lost.count, lost.files))
+    }
+}
+
+impl fmt::Display for FilesLost {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        to.write_str("files that came with a message were lost")
+    }
+}
+
+impl Error for FilesLost {
+    fn source(&self) -> Option<&(dyn Error + 'static)> {
+        Some(&self.source)
+    }
+}
+
 /// Receives bytes, at least one unless the peer has closed, and the files that came with them.
+///
+/// # Errors
+/// Those of recvmsg(2). [`FilesLost`]: the bytes have arrived, but not all of their files.
 pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut vector = libc::iovec {
         iov_base: bytes.as_mut_ptr().cast(),
@@ -238,6 +274,7 @@ pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<
     };
     let mut space = [0u64; ALL];
     let mut files = Vec::new();
+    let lost;
     // SAFETY: all pointers are to locals or to `bytes`, which outlive the call. The kernel reports
     // in the message which part of `space` it filled, and the macros stay within it.
     let got = unsafe {
@@ -248,7 +285,9 @@ pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<
         message.msg_controllen = size_of_val(&space);
         let got = libc::recvmsg(stream.as_raw_fd(), &raw mut message, libc::MSG_CMSG_CLOEXEC);
         let control = libc::CMSG_FIRSTHDR(&raw const message);
-        if got > 0
+        lost = message.msg_flags & libc::MSG_CTRUNC != 0;
+        // A packet may consist of files alone.
+        if got >= 0
             && !control.is_null()
             && (*control).cmsg_level == libc::SOL_SOCKET
             && (*control).cmsg_type == libc::SCM_RIGHTS
@@ -265,6 +304,16 @@ pub fn receive(stream: &UnixStream, bytes: &mut [u8]) -> io::Result<(usize, Vec<
         got
     };
     let got = usize::try_from(got).map_err(|_| io::Error::last_os_error())?;
+    if lost {
+        // `space` has room for all, so there were no descriptors for them. (A security module may
+        // refuse a file, too; the kernel does not tell that apart.)
+        let source = io::Error::from_raw_os_error(libc::EMFILE);
+        return Err(io::Error::other(FilesLost {
+            count: got,
+            files,
+            source,
+        }));
+    }
     Ok((got, files))
 }
 
@@ -375,6 +424,38 @@ mod tests {
         let nobody = listener.accept().unwrap_err();
         assert_eq!(nobody.kind(), io::ErrorKind::WouldBlock);
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn files_for_which_there_is_no_descriptor_are_missed() {
+        use crate::limits::Limit;
+        let (here, there) = UnixStream::pair().unwrap();
+        send(&here, b"two", &[here.as_fd(), here.as_fd()]).unwrap();
+        // In a process of its own, as the limit is for all threads.
+        // SAFETY: the child makes system calls and allocates, for which glibc prepares it, and exits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let next = there.as_raw_fd().max(here.as_raw_fd()) + 1;
+            // SAFETY: plain calls: a copy with the lowest free number, and its close.
+            let free = unsafe {
+                let free = libc::dup(next - 1);
+                libc::close(free);
+                free
+            };
+            let hard = Limit::now().map_or(0, |limit| limit.hard);
+            let soft = free as u64 + 1;
+            let limited = Limit { soft, hard }.set().is_ok();
+            let received = receive(&there, &mut [0; 3]);
+            let arrived = received.map_err(FilesLost::arrived);
+            let expected = matches!(&arrived, Err(Ok((3, files))) if files.len() == 1);
+            // SAFETY: ends the child.
+            unsafe { libc::_exit(i32::from(!(limited && expected))) };
+        }
+        let mut status = -1;
+        // SAFETY: the kernel writes to a local.
+        let ended = unsafe { libc::waitpid(child, &raw mut status, 0) };
+        assert_eq!(ended, child, "a child was made");
+        assert_eq!(status, 0);
     }
 
     #[test]

@@ -70,7 +70,7 @@ pub(crate) fn listen<D: Driver>(mut orders: Option<UnixStream>) {
 /// notification that there is a message to read.
 fn hear(connection: &UnixStream) -> Option<Heard> {
     let mut bytes = [0; 64];
-    match socket::receive(connection, &mut bytes) {
+    match socket::receive(connection, &mut bytes).or_else(socket::FilesLost::arrived) {
         Ok((0, _)) => Some(Heard::End),
         Ok((count, mut files)) => {
             let file = files.pop()?;

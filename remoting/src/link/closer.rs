@@ -110,7 +110,8 @@ impl Connection {
     /// Receives bytes. Files that come with them are received and handed to the closer: a read that ignored them would
     /// close them itself.
     pub fn receive(&self, bytes: &mut [u8]) -> io::Result<usize> {
-        let (got, files) = socket::receive(&self.stream, bytes)?;
+        let received = socket::receive(&self.stream, bytes);
+        let (got, files) = received.or_else(socket::FilesLost::arrived)?;
         for file in files {
             self.closer.close(file);
         }

@@ -171,7 +171,8 @@ fn receive_by<M: Wire>(
     let mut head = [0; HEAD];
     let (got, files) = loop {
         ready()?;
-        match socket::receive(channel, &mut head) {
+        // Without its files the message is refused, once it is complete.
+        match socket::receive(channel, &mut head).or_else(socket::FilesLost::arrived) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             received => break received?,
         }

@@ -309,7 +309,8 @@ impl Programs {
         }
         // One more byte than a packet may have: a longer one is seen to be none.
         bytes.resize(HEADER + MOST + 1, 0);
-        let (length, files) = match socket::receive(connection, bytes) {
+        let received = socket::receive(connection, bytes);
+        let (length, files) = match received.or_else(socket::FilesLost::arrived) {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(false),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => return Ok(false),
             received => received?,
