@@ -9,7 +9,9 @@ use std::{error::Error, io};
 use base::limits::Limit;
 
 /// Enough for anything that one VM can ask for: 1,023 streams of a socket device, 64 API clients,
-/// 129 connections of a migration, and about 60 devices with a few queues each.
+/// 129 connections of a migration, about 60 devices with a few queues each, and the files of workers
+/// for native contexts (up to 1,300 of a port: two for each range that is shown, and those that are
+/// being closed).
 const ENOUGH: u64 = 4096;
 
 /// Raises the soft limit of open files to the hard limit and returns it. Logs a warning if that is

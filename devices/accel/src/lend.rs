@@ -15,7 +15,6 @@ use std::{
     },
     sync::{
         Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
         mpsc::{self, SyncSender},
     },
     time::Duration,
@@ -25,7 +24,7 @@ use base::{Patience, Unpoisoned};
 use device_model::thread::{ThreadRole, ThreadSpawner};
 use gantry_remoting::link::control::{Command, Fetch, LONG, NotMoved, Peer, Reply};
 
-use super::slices::Slices;
+use super::{closing::Closing, slices::Slices};
 
 /// Timeout for a reply of the port's thread.
 const SOON: Duration = Duration::from_secs(5);
@@ -51,8 +50,8 @@ pub struct Desk {
     slices: Arc<Slices>,
     spawner: Arc<dyn ThreadSpawner>,
     thread_name: String,
-    /// Number of threads that close files.
-    closing: Arc<AtomicUsize>,
+    /// Closes files of workers.
+    pub closing: Closing,
 }
 
 /// The connection to a borrowed worker.
@@ -96,9 +95,9 @@ impl Desk {
         Self {
             orders: Mutex::new(Some(VecDeque::new())),
             slices,
+            closing: Closing::new(Arc::clone(&spawner), thread_name),
             spawner,
             thread_name: thread_name.to_owned(),
-            closing: Arc::default(),
         }
     }
 
@@ -124,27 +123,6 @@ impl Desk {
     /// Requests are not served any more.
     pub fn close(&self) {
         *self.orders.lock_unpoisoned() = None;
-    }
-
-    /// Closes files on a thread of its own. Without one, they stay open.
-    pub fn close_files(&self, files: Vec<OwnedFd>) {
-        let files = Arc::new(Mutex::new(Some(files)));
-        let (theirs, closing) = (Arc::clone(&files), Arc::clone(&self.closing));
-        let work = Box::new(move || {
-            drop(theirs.lock_unpoisoned().take());
-            closing.fetch_sub(1, Ordering::Relaxed);
-        });
-        self.closing.fetch_add(1, Ordering::Relaxed);
-        let name = format!("{}_cl", self.thread_name);
-        if let Err(error) = self.spawner.spawn(ThreadRole::Accel, &name, work) {
-            log::warn!("{}: a worker's files stay open: {error}", self.thread_name);
-            mem::forget(files);
-        }
-    }
-
-    /// Number of times that files are being closed.
-    pub fn closing(&self) -> usize {
-        self.closing.load(Ordering::Relaxed)
     }
 
     /// Lets this worker serve a slice from now on.

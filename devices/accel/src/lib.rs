@@ -15,6 +15,7 @@
 //! - `slices`: the state of each slice, which vCPUs and the service change atomically.
 //! - `pages`, `page_requests`: the fourth BAR of a port for native contexts, and what its worker asks
 //!   of it.
+//! - `closing`: threads that close what a worker has sent.
 //! - `window`: the memory, with one file per slice, so that a worker can be given one slice and
 //!   nothing else.
 //! - [`gantry_remoting::account`]: how much device memory the workers of all slices use.
@@ -35,6 +36,7 @@
 
 mod attach;
 mod blocks;
+mod closing;
 pub mod function;
 pub mod left;
 mod lend;

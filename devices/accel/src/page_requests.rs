@@ -35,6 +35,9 @@ pub enum Fault {
     /// Its connection fails.
     #[error("cannot be heard: {0}")]
     Connection(io::Error),
+    /// A file of its request was lost.
+    #[error("has sent files, and this process has as many open as it may (raise its hard limit)")]
+    FilesLost,
     /// It has sent something else than a request.
     #[error("has sent what is no request for pages")]
     NoRequest,
@@ -100,7 +103,13 @@ impl Requests {
             }
             Err(error) => match error.kind() {
                 io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
-                _ => Err(Fault::Connection(error)),
+                _ => Err(match socket::FilesLost::arrived(error) {
+                    Ok((_, mut files)) => {
+                        self.files.append(&mut files);
+                        Fault::FilesLost
+                    }
+                    Err(error) => Fault::Connection(error),
+                }),
             },
         }
     }

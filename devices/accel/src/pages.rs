@@ -20,8 +20,8 @@ use super::{Error, slices::Slices};
 /// Major number of NVIDIA's device files, of which a worker may have pages shown.
 pub const MAJOR: u32 = 195;
 /// Maximum number of ranges: the kernel keeps a mapping for each, and one for the space after it, of
-/// the 65,530 that a process has.
-const MOST_RANGES: usize = 1024;
+/// the 65,530 that a process has, and two files. A program has three.
+const MOST_RANGES: usize = 256;
 
 /// The memory behind BAR 4.
 pub struct Pages {
@@ -44,7 +44,8 @@ struct State {
 
 struct Shown {
     length: u64,
-    kept: Option<OwnedFd>,
+    /// The file that is shown, too: otherwise the kernel closed it wherever it is removed.
+    files: Vec<OwnedFd>,
 }
 
 /// Why a request is not carried out.
@@ -86,9 +87,9 @@ impl Pages {
     }
 
     /// Carries out a worker's request. Of the `files` that came with [`PageRequest::Place`], the first
-    /// is shown; the second, if there is one, is kept open as long as that: what the driver frees when
-    /// a worker's files are closed, it does not free before the guest sees blank pages again, even if
-    /// the worker is killed.
+    /// is shown. The second, if there is one, is kept open as long as that, too: what the driver frees
+    /// when a worker's files are closed, it does not free before the guest sees blank pages again,
+    /// even if the worker is killed.
     ///
     /// # Errors
     /// A file is no device file of the right kind. Others are answered, `EINVAL`: the range is not within the
@@ -108,7 +109,9 @@ impl Pages {
                 let at = at.filter(|_| shown.is_some_and(|shown| shown.length == length));
                 self.blank(at.ok_or_else(|| error(libc::EINVAL))?, length)?;
                 let removed = state.shown.remove(&offset);
-                state.done.extend(removed.and_then(|shown| shown.kept));
+                state
+                    .done
+                    .extend(removed.into_iter().flat_map(|shown| shown.files));
                 Ok(())
             }
         }
@@ -146,10 +149,8 @@ impl Pages {
         // Both fit, as the range lies in a mapping.
         let mapping = Mapping::shared(file, 0, length as usize, access)?;
         self.range.replace_part_by(offset as usize, mapping)?;
-        let kept = files.get(1).is_some().then(|| files.swap_remove(1));
-        state.shown.insert(offset, Shown { length, kept });
-        // The mapping keeps the file, so closing this does nothing.
-        files.clear();
+        let files = mem::take(files);
+        state.shown.insert(offset, Shown { length, files });
         Ok(())
     }
 
@@ -181,7 +182,7 @@ impl Pages {
         }
         self.blank(0, self.size())?;
         let shown = mem::take(&mut state.shown).into_values();
-        state.done.extend(shown.filter_map(|shown| shown.kept));
+        state.done.extend(shown.flat_map(|shown| shown.files));
         Ok(())
     }
 

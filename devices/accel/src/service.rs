@@ -6,9 +6,7 @@
 
 use std::{
     cell::RefCell,
-    fmt,
-    io::{self, Read},
-    mem,
+    fmt, io, mem,
     net::Shutdown,
     os::{
         fd::{AsRawFd, OwnedFd},
@@ -22,6 +20,7 @@ use std::{
 use device_model::shared_event;
 use gantry_remoting::{
     apis,
+    link::socket::{self, FilesLost},
     note::Seldom,
     port::{Apis, READY, State},
     wire::{
@@ -49,9 +48,6 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Number of attempts to take device pages from the guest, and the time between two of them.
 const ATTEMPTS: u32 = 50;
 const PAUSE: Duration = Duration::from_millis(10);
-
-/// As long as more threads than these close files of earlier workers, there is no other worker.
-const MOST_CLOSING: usize = 16;
 
 /// State and resources of the thread.
 pub struct Service {
@@ -106,8 +102,20 @@ impl Link {
         !matches!(self, Self::None | Self::Gone)
     }
 
-    /// Asks a worker to end, and checks whether it has ended.
-    fn finish(&mut self) {
+    /// The connection to a worker, however it stands with it.
+    fn into_stream(self) -> Option<UnixStream> {
+        match self {
+            Self::None | Self::Gone => None,
+            Self::Asked(stream)
+            | Self::Serving(stream)
+            | Self::Borrowed(stream)
+            | Self::Ending(stream) => Some(stream),
+        }
+    }
+
+    /// Asks a worker to end, and checks whether it has ended. What is no longer needed is added to
+    /// `done`.
+    fn finish(&mut self, done: &mut Vec<OwnedFd>) {
         *self = match mem::replace(self, Self::Gone) {
             Self::Asked(stream) | Self::Serving(stream) => {
                 // Fails if it has already ended.
@@ -119,17 +127,33 @@ impl Link {
                 let _ = stream.shutdown(Shutdown::Write);
                 Self::Borrowed(stream)
             }
-            Self::Ending(stream) => match (&mut &stream).read(&mut [0; 8]) {
-                Ok(0) => Self::Gone,
-                Ok(_) => Self::Ending(stream),
-                Err(error) => match error.kind() {
-                    io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Self::Ending(stream),
-                    _ => Self::Gone,
-                },
-            },
+            Self::Ending(stream) => {
+                let lives = match receive(&stream, &mut [0; 8], done) {
+                    Ok(count) => count > 0,
+                    Err(error) => matches!(
+                        error.kind(),
+                        io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted
+                    ),
+                };
+                if lives {
+                    Self::Ending(stream)
+                } else {
+                    done.push(stream.into());
+                    Self::Gone
+                }
+            }
             other => other,
         }
     }
+}
+
+/// Receives bytes from a worker. The files that came with them are not wanted: they are added to
+/// `done`. (A plain read would close them.)
+fn receive(stream: &UnixStream, bytes: &mut [u8], done: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    let received = socket::receive(stream, bytes);
+    let (count, mut files) = received.or_else(FilesLost::arrived)?;
+    done.append(&mut files);
+    Ok(count)
 }
 
 /// What a worker has said.
@@ -169,8 +193,11 @@ impl Service {
         }
         self.desk.close();
         // Borrowers notice that their workers are of no use any more.
-        let finished = links.iter_mut().all(|link| self.finish(link));
-        if !finished {
+        let hidden = links.iter_mut().all(|link| self.finish(link));
+        if hidden {
+            let streams = links.into_iter().filter_map(Link::into_stream);
+            self.close(streams.map(OwnedFd::from).collect());
+        } else {
             // Its worker stays: it would give the guest's pages to others as it ends.
             mem::forget(links);
         }
@@ -181,10 +208,23 @@ impl Service {
     /// not possible yet.
     fn finish(&self, link: &mut Link) -> bool {
         let hidden = self.hide();
-        if hidden {
-            link.finish();
+        // Files that it sends, although it was told to end, stay in its connection if there are too
+        // many.
+        if hidden && !(matches!(link, Link::Ending(_)) && self.is_full()) {
+            self.tell_to_end(link);
         }
         hidden
+    }
+
+    fn tell_to_end(&self, link: &mut Link) {
+        let mut done = Vec::new();
+        link.finish(&mut done);
+        self.close(done);
+    }
+
+    /// Whether a worker for native contexts has sent more files than could be closed.
+    fn is_full(&self) -> bool {
+        self.requests.is_some() && self.desk.closing.is_full()
     }
 
     /// Makes sure that the guest sees nothing of devices.
@@ -210,11 +250,16 @@ impl Service {
         false
     }
 
-    /// Closes files of a worker on a thread of its own: a driver may take long, and a file system that
-    /// another process serves may wait for it.
+    /// Closes files of a worker, and the connections in which there may be more; those of a worker for
+    /// native contexts on other threads. Others send none, where the kernel can refuse them.
     fn close(&self, files: Vec<OwnedFd>) {
-        if !files.is_empty() {
-            self.desk.close_files(files);
+        if self.requests.is_none() {
+            return drop(files);
+        }
+        if let Err(error) = self.desk.closing.close(files) {
+            self.warn(format_args!(
+                "what a worker has sent stays open for now: {error}"
+            ));
         }
     }
 
@@ -290,7 +335,7 @@ impl Service {
                 }
                 State::Opening | State::Open => self.listen(slice, link),
                 State::Ended => {
-                    if !self.finish(link) {
+                    if !self.finish(link) || self.is_full() {
                         next = Some(RETRY);
                     }
                     if matches!(link, Link::Gone) {
@@ -298,7 +343,7 @@ impl Service {
                     }
                 }
                 State::Closing => {
-                    if !self.finish(link) {
+                    if !self.finish(link) || self.is_full() {
                         next = Some(RETRY);
                     }
                     if matches!(link, Link::Gone) {
@@ -347,9 +392,13 @@ impl Service {
     /// Passes a slice to a worker.
     fn open(&self, slice: usize, link: &mut Link) {
         if let Some(requests) = &self.requests {
-            if self.desk.closing() > MOST_CLOSING {
+            if self.is_full() {
                 // They would be ever more, if files never close.
-                return;
+                self.warn(format_args!(
+                    "no worker for slice {slice} yet: too many files of earlier ones do not close"
+                ));
+                // They may have got no thread.
+                return self.close(Vec::new());
             }
             requests.borrow().pages().begin();
         }
@@ -397,13 +446,16 @@ impl Service {
             // What it has shown of devices goes before its end is told.
             Heard::End(_) | Heard::Fault(_) if !self.hide() => return,
             Heard::End(why) => {
-                *link = Link::Gone;
+                let stream = mem::replace(link, Link::Gone).into_stream();
+                self.close(stream.map(OwnedFd::from).into_iter().collect());
                 why
             }
-            Heard::Fault(why) => why,
+            Heard::Fault(why) => {
+                self.tell_to_end(link);
+                why
+            }
         };
         self.warn(format_args!("the worker of slice {slice} {why}"));
-        link.finish();
         self.end(slice, from);
     }
 
@@ -411,22 +463,25 @@ impl Service {
     fn hear_first(&self, stream: &UnixStream) -> Heard {
         let mut said = [0; hello::SIZE];
         let (first, rest) = said.split_at_mut(1);
-        match (&mut &*stream).read(first) {
+        let mut done = Vec::new();
+        let heard = match receive(stream, first, &mut done) {
             Ok(0) => Heard::End("has ended".to_owned()),
             Ok(_) if *first == [READY] => Heard::Ready,
             Ok(_) => {
                 // A refusal is sent at once.
-                let more = (&mut &*stream).read(rest).unwrap_or(0);
+                let more = receive(stream, rest, &mut done).unwrap_or(0);
                 Heard::Fault(refusal(&said[..=more], self.attach.apis))
             }
             Err(error) => Heard::failed(error),
-        }
+        };
+        self.close(done);
+        heard
     }
 
     /// Hears a worker that serves.
     fn hear(&self, stream: &UnixStream) -> Heard {
         let Some(requests) = &self.requests else {
-            return match (&mut &*stream).read(&mut [0; 1]) {
+            return match receive(stream, &mut [0; 1], &mut Vec::new()) {
                 Ok(0) => Heard::End("has ended".to_owned()),
                 Ok(_) => Heard::Fault("talks too much".to_owned()),
                 Err(error) => Heard::failed(error),
@@ -436,6 +491,9 @@ impl Service {
         if requests.pages().is_revoked() {
             let why = "has shown the guest pages behind which the host has no memory any longer";
             return Heard::Fault(why.to_owned());
+        }
+        if self.is_full() {
+            return Heard::Fault("sends files faster than they can be closed".to_owned());
         }
         let mut done = Vec::new();
         let served = requests.serve(stream, &mut done);
@@ -482,7 +540,12 @@ impl Service {
         let end = served.as_ref().map_or(-1, AsRawFd::as_raw_fd);
         let mut polled = vec![poll(self.slices.kick.as_raw_fd()), poll(end)];
         polled.extend(interrupts.iter().map(|(_, event)| poll(event.as_raw_fd())));
-        let streams = links.iter().filter_map(Link::stream);
+        // A worker that has been told to end is heard again once its files have been closed.
+        let is_full = self.is_full();
+        let heard = links
+            .iter()
+            .filter(|link| !(is_full && matches!(link, Link::Ending(_))));
+        let streams = heard.filter_map(Link::stream);
         polled.extend(streams.map(|stream| poll(stream.as_raw_fd())));
         // Rounded up, so that the time has passed when the wait ends.
         let limit = limit.map_or(-1, |limit| limit.as_millis() as libc::c_int + 1);

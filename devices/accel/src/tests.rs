@@ -15,7 +15,7 @@ use device_model::{
     bus::Bus,
     memory::{AddressSpace, HostMemory, Mapping},
     testing::{FakeDoorbells, FakeMsi},
-    thread::Unconfined,
+    thread::{ThreadRole, ThreadSpawner, Unconfined},
 };
 use gantry_remoting::{
     account::Account,
@@ -136,6 +136,16 @@ fn rig_of(
     options: Options,
     saved: Option<serde_json::Value>,
 ) -> Rig {
+    rig_with(folder, pool, options, saved, Arc::new(Unconfined))
+}
+
+fn rig_with(
+    folder: tempfile::TempDir,
+    pool: UnixListener,
+    options: Options,
+    saved: Option<serde_json::Value>,
+    spawner: Arc<dyn ThreadSpawner>,
+) -> Rig {
     let (msi, lines, doorbells, space) = (
         FakeMsi::default(),
         FakeLines::default(),
@@ -147,7 +157,7 @@ fn rig_of(
         lines: Arc::new(lines.clone()),
         doorbells: Arc::new(doorbells.clone()),
         space: Arc::new(space.clone()),
-        spawner: Arc::new(Unconfined),
+        spawner,
     };
     let function = Accel::with_devices(options, resources, MEMORY_DEVICES).unwrap();
     let function = Arc::new(Mutex::new(function));

@@ -3,6 +3,8 @@
 use std::{
     fs::{File, OpenOptions},
     os::fd::{AsFd, BorrowedFd},
+    sync::atomic::{AtomicBool, Ordering},
+    thread::JoinHandle,
 };
 
 use gantry_remoting::apis::nvidia::{PAGE, PageAnswer, PageRequest};
@@ -17,6 +19,10 @@ fn rig_of_native() -> Rig {
 }
 
 fn native_rig(saved: Option<serde_json::Value>) -> Rig {
+    native_rig_with(saved, Arc::new(Unconfined))
+}
+
+fn native_rig_with(saved: Option<serde_json::Value>, spawner: Arc<dyn ThreadSpawner>) -> Rig {
     let folder = tempfile::tempdir().unwrap();
     let pool = UnixListener::bind(folder.path().join("pool")).unwrap();
     let options = Options {
@@ -25,7 +31,26 @@ fn native_rig(saved: Option<serde_json::Value>) -> Rig {
         pages: SIZE,
         ..options(folder.path())
     };
-    rig_of(folder, pool, options, saved)
+    rig_with(folder, pool, options, saved, spawner)
+}
+
+/// Starts the threads that close files only if it may: otherwise they stay open, as files do whose
+/// close takes long.
+#[derive(Default)]
+struct Closers(AtomicBool);
+
+impl ThreadSpawner for Closers {
+    fn spawn(
+        &self,
+        role: ThreadRole,
+        name: &str,
+        body: Box<dyn FnOnce() + Send>,
+    ) -> std::io::Result<JoinHandle<()>> {
+        if name.ends_with("_cl") && !self.0.load(Ordering::SeqCst) {
+            return Err(std::io::ErrorKind::WouldBlock.into());
+        }
+        Unconfined.spawn(role, name, body)
+    }
 }
 
 /// A device file with pages that read as zero.
@@ -224,15 +249,15 @@ fn a_worker_has_a_limited_number_of_places() {
         shown += 1;
         (answer != 0).then_some(answer)
     });
-    assert_eq!((refused, shown), (Some(libc::ENOSPC), 1025));
+    assert_eq!((refused, shown), (Some(libc::ENOSPC), 257));
     assert_eq!(ask(&worker, remove(0, PAGE), &[]), 0);
     assert_eq!(ask(&worker, place(PAGE, PAGE), &[zero.as_fd()]), 0);
-    for page in 0..1024 {
+    for page in 0..256 {
         rig.writes(2 * page * PAGE, 1);
     }
     drop(worker);
     rig.becomes(0, State::Ended);
-    assert!((0..1024).all(|page| rig.sees(2 * page * PAGE) == 0));
+    assert!((0..256).all(|page| rig.sees(2 * page * PAGE) == 0));
 }
 
 #[test]
@@ -338,6 +363,70 @@ fn a_file_beside_the_one_that_is_shown_is_kept_until_it_is_removed() {
     becomes(2);
     drop(worker);
     becomes(1);
+}
+
+#[test]
+fn whoever_removes_pages_closes_none_of_their_files() {
+    let slices = Arc::new(crate::slices::Slices::new(1).unwrap());
+    let pages = Pages::new(SIZE, MEMORY_DEVICES, slices).unwrap();
+    let removals: [fn(&Pages); 3] = [
+        |pages| pages.carry_out(remove(AT, PAGE), &mut Vec::new()).unwrap(),
+        |pages| pages.clear().unwrap(),
+        |pages| assert!(pages.revoke()),
+    ];
+    for removes in removals {
+        let mut files = vec![device().into(), device().into()];
+        pages.carry_out(place(AT, PAGE), &mut files).unwrap();
+        assert!(files.is_empty() && pages.take_done().is_empty());
+        removes(&pages);
+        assert_eq!(pages.take_done().len(), 2);
+    }
+}
+
+#[test]
+fn the_port_closes_no_file_that_a_worker_sends_at_its_end() {
+    let sent = base::memfd::sealed(c"sent", PAGE).unwrap();
+    let rig = native_rig_with(None, Arc::<Closers>::default());
+    // A refusal.
+    rig.command(0, Command::Open);
+    let (worker, ..) = rig.attached();
+    socket::send(&worker, &[REFUSED], &[sent.as_fd()]).unwrap();
+    rig.becomes(0, State::Ended);
+    assert_eq!(open_files(&sent), 2);
+    // It was told to end.
+    socket::send(&worker, &[0], &[sent.as_fd()]).unwrap();
+    drop(worker);
+    rig.command(0, Command::Close);
+    rig.becomes(0, State::Free);
+    assert_eq!(open_files(&sent), 3);
+    // The connection may have more of them.
+    let mut worker = rig.open(0);
+    drop(rig.segment.unplug(rig.bdf).unwrap());
+    assert_eq!(worker.read(&mut [0]).unwrap(), 0);
+    socket::send(&worker, &[0], &[sent.as_fd()]).unwrap();
+}
+
+#[test]
+fn a_worker_that_sends_files_faster_than_they_close_is_ended() {
+    let closers = Arc::<Closers>::default();
+    let rig = native_rig_with(None, Arc::clone(&closers) as Arc<_>);
+    let mut worker = rig.open(0);
+    let zero = device();
+    let request = place(SIZE, PAGE).to_bytes();
+    let answered = (0..2000).take_while(|_| {
+        let sent = socket::send(&worker, &request, &[zero.as_fd()]);
+        let mut answer = [0; PageAnswer::SIZE];
+        sent.is_ok() && (&worker).read_exact(&mut answer).is_ok()
+    });
+    assert_eq!(answered.count(), 513);
+    rig.becomes(0, State::Ended);
+    assert_eq!(worker.read(&mut [0]).unwrap(), 0);
+    drop(worker);
+    rig.command(0, Command::Close);
+    // The next worker comes when they have been closed.
+    closers.0.store(true, Ordering::SeqCst);
+    rig.becomes(0, State::Free);
+    rig.open(0);
 }
 
 #[test]
