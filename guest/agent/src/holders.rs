@@ -1,12 +1,17 @@
 //! Finds the processes that have a device's files open: the driver does not release the device as long as any process
-//! does.
+//! does. And those that have a port's memory mapped, which must not become other programs' as long as any process has.
 
 use std::{
     collections::BTreeSet,
     fmt, fs,
-    io::{BufRead, BufReader},
-    os::unix::fs::{FileTypeExt, MetadataExt},
+    io::{self, BufRead, BufReader},
+    os::{
+        fd::OwnedFd,
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
+    process,
+    sync::Once,
 };
 
 use crate::tracked::Tracked;
@@ -17,6 +22,8 @@ const GENERATIONS: usize = 64;
 /// The maximum number of descriptors and mappings to look at, for all processes together: the agent serves nobody
 /// meanwhile.
 const MOST: usize = 1 << 18;
+/// The same for mappings of a port's memory, which become another program's if one is not found.
+const MOST_MAPPINGS: usize = 1 << 22;
 
 /// A process that has a file of a device open or mapped.
 #[derive(Debug, PartialEq, Eq)]
@@ -33,9 +40,16 @@ impl fmt::Display for Holder {
     }
 }
 
+impl Holder {
+    /// The process's ID.
+    pub fn process(&self) -> u32 {
+        self.process
+    }
+}
+
 /// The files of devices.
 #[derive(Debug, Default)]
-struct Files {
+pub struct Files {
     /// The files in the devices' sysfs folders, by file system and inode number.
     inodes: BTreeSet<(u64, u64)>,
     /// The paths of these folders.
@@ -51,32 +65,76 @@ pub fn of(devices: &Tracked, own: u32) -> Vec<Holder> {
     find(Path::new(PROC), &files, own, MOST)
 }
 
+/// Finds a process that has one of these files mapped, other than this one and its descendants. Looks first at the one
+/// that had it before.
+pub fn mapping(files: &Files, before: Option<&Holder>) -> Option<Holder> {
+    static TOLD: Once = Once::new();
+    let mut left = MOST_MAPPINGS;
+    let mut look = |folder: &Path| files.mapped_in(folder, &mut left);
+    let (proc, own) = (Path::new(PROC), process::id());
+    let again = before.and_then(|before| holder(proc, before.process, own, &mut look).ok()?);
+    if again.is_some() {
+        return again;
+    }
+    let (holders, hidden) = search(proc, own, look);
+    if hidden > 0 || left == 0 {
+        TOLD.call_once(|| tell(hidden, left));
+    }
+    holders.into_iter().next()
+}
+
 fn find(proc: &Path, files: &Files, own: u32, mut left: usize) -> Vec<Holder> {
+    let look = |folder: &Path| match files.open_in(folder, &mut left)? {
+        Some(file) => Ok(Some(file)),
+        None => files.mapped_in(folder, &mut left),
+    };
+    let (holders, hidden) = search(proc, own, look);
+    tell(hidden, left);
+    holders
+}
+
+/// A process, if it has a file as `look` says, and is neither `own` nor a descendant.
+fn holder(
+    proc: &Path,
+    process: u32,
+    own: u32,
+    look: impl FnOnce(&Path) -> io::Result<Option<String>>,
+) -> io::Result<Option<Holder>> {
+    let folder = proc.join(process.to_string());
+    let Some(file) = look(&folder)?.filter(|_| !descends(proc, process, own)) else {
+        return Ok(None);
+    };
+    let name = fs::read_to_string(folder.join("comm")).unwrap_or_default();
+    Ok(Some(Holder {
+        process,
+        name: name.trim().to_owned(),
+        file,
+    }))
+}
+
+/// All such processes, and the number of those that may not be looked at.
+fn search(
+    proc: &Path,
+    own: u32,
+    mut look: impl FnMut(&Path) -> io::Result<Option<String>>,
+) -> (Vec<Holder>, u32) {
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     let processes = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
     let mut hidden = 0;
     let mut holders = Vec::new();
     for process in processes {
-        let folder = proc.join(process.to_string());
-        let open = match files.open_in(&folder, &mut left) {
-            Ok(open) => open,
-            Err(error) => {
-                // The process may have ended.
-                hidden += u32::from(error.kind() == std::io::ErrorKind::PermissionDenied);
-                continue;
-            }
-        };
-        if let Some(file) = open.or_else(|| files.mapped_in(&folder, &mut left))
-            && !descends(proc, process, own)
-        {
-            let name = fs::read_to_string(folder.join("comm")).unwrap_or_default();
-            holders.push(Holder {
-                process,
-                name: name.trim().to_owned(),
-                file,
-            });
+        match holder(proc, process, own, &mut look) {
+            Ok(found) => holders.extend(found),
+            // The process may have ended.
+            Err(error) => hidden += u32::from(error.kind() == io::ErrorKind::PermissionDenied),
         }
     }
+    holders.sort_by_key(|holder| holder.process);
+    (holders, hidden)
+}
+
+/// Tells of what could not be looked at.
+fn tell(hidden: u32, left: usize) {
     if hidden > 0 {
         base::note!(
             "gantry-agent: what {hidden} processes have open is hidden from the agent, which lacks \
@@ -89,8 +147,6 @@ fn find(proc: &Path, files: &Files, own: u32, mut left: usize) -> Vec<Holder> {
              device open may not be told of"
         );
     }
-    holders.sort_by_key(|holder| holder.process);
-    holders
 }
 
 /// Whether a process is `from` or one of its descendants.
@@ -113,6 +169,25 @@ fn descends(proc: &Path, process: u32, from: u32) -> bool {
 }
 
 impl Files {
+    /// These files, which are open here.
+    pub fn of_open<'a>(files: impl Iterator<Item = &'a OwnedFd>) -> io::Result<Self> {
+        let number = |file: &OwnedFd| {
+            let found = fs::File::from(file.try_clone()?).metadata()?;
+            Ok((found.dev(), found.ino()))
+        };
+        Ok(Self {
+            inodes: files.map(number).collect::<io::Result<_>>()?,
+            ..Self::default()
+        })
+    }
+
+    /// Whether a process has one of the files mapped. One that has ended has not.
+    pub fn are_mapped_by(&self, process: u32) -> io::Result<bool> {
+        let folder = Path::new(PROC).join(process.to_string());
+        let mapped = self.mapped_in(&folder, &mut MOST_MAPPINGS.clone())?;
+        Ok(mapped.is_some())
+    }
+
     fn of(folders: impl Iterator<Item = PathBuf>) -> Self {
         let mut files = Self::default();
         let numbers = fs::read_to_string(Path::new(PROC).join("devices")).unwrap_or_default();
@@ -177,11 +252,16 @@ impl Files {
 
     /// Finds a sysfs file of the devices that a process has mapped, even if it has closed the file. The format of a
     /// line is `range access offset device inode path`.
-    fn mapped_in(&self, process: &Path, left: &mut usize) -> Option<String> {
-        let maps = BufReader::new(fs::File::open(process.join("maps")).ok()?);
+    fn mapped_in(&self, process: &Path, left: &mut usize) -> io::Result<Option<String>> {
+        let maps = match fs::File::open(process.join("maps")) {
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
+                return Ok(None);
+            }
+            maps => BufReader::new(maps?),
+        };
         let lines = maps.split(b'\n').map_while(Result::ok).take(*left);
         let mut lines = lines.inspect(|_| *left -= 1);
-        lines.find_map(|line| {
+        Ok(lines.find_map(|line| {
             let line = String::from_utf8_lossy(&line);
             let mut fields = line.split_whitespace();
             let (device, inode) = (fields.nth(3)?, fields.next()?);
@@ -193,7 +273,7 @@ impl Files {
                 let path: Vec<_> = fields.collect();
                 path.join(" ")
             })
-        })
+        }))
     }
 }
 
@@ -293,7 +373,7 @@ mod tests {
         assert_eq!(files.open_in(&own, &mut left).unwrap(), None);
         assert_eq!(left, 0);
         let mut left = 2;
-        assert_eq!(files.mapped_in(&own, &mut left), None);
+        assert_eq!(files.mapped_in(&own, &mut left).unwrap(), None);
         assert_eq!(left, 0);
     }
 
@@ -304,16 +384,16 @@ mod tests {
         fs::write(&file, [0; 4096]).unwrap();
         let files = Files::of([root.path().to_owned()].into_iter());
         let own = Path::new(PROC).join("self");
-        assert_eq!(files.mapped_in(&own, &mut MOST.clone()), None);
+        assert_eq!(files.mapped_in(&own, &mut MOST.clone()).unwrap(), None);
         let opened = fs::OpenOptions::new().read(true).write(true).open(&file);
         let mapping =
             base::Mapping::shared(opened.unwrap(), 0, 4096, base::Access::ReadWrite).unwrap();
         assert_eq!(
-            files.mapped_in(&own, &mut MOST.clone()),
+            files.mapped_in(&own, &mut MOST.clone()).unwrap(),
             Some(file.display().to_string())
         );
         drop(mapping);
-        assert_eq!(files.mapped_in(&own, &mut MOST.clone()), None);
+        assert_eq!(files.mapped_in(&own, &mut MOST.clone()).unwrap(), None);
     }
 
     #[test]

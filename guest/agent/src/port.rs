@@ -136,8 +136,8 @@ pub fn find() -> Vec<String> {
 }
 
 impl Port {
-    /// Opens the port at a PCI address, and takes it over: applications of another agent lose their
-    /// slices.
+    /// Opens the port at a PCI address, and takes it over: applications of another agent lose their slices, except that
+    /// the slice of a port for native contexts stays as it is.
     pub fn open(address: &str) -> Result<Self, Error> {
         let folder = Path::new(PCI).join(address);
         // Nothing else enables the function's BARs, unless an earlier agent has left it bound to a
@@ -194,7 +194,13 @@ impl Port {
             interrupts: None,
             changes: None,
         };
-        port.registers.write(registers::RESET, 1);
+        // Programs of an earlier agent may still have the memory of a slice for native contexts, which a reset would
+        // replace under them: who serves it closes it.
+        let begin = match is_native {
+            true => (registers::LINE, 0),
+            false => (registers::RESET, 1),
+        };
+        port.registers.write(begin.0, begin.1);
         port.take_interrupts(&folder);
         Ok(port)
     }

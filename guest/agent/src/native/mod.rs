@@ -9,14 +9,20 @@
 //! when the last program and the last device file are gone. When the worker ends, all connections and files end with
 //! it, and the next program gets a new worker.
 //!
+//! A slice that is closed gets new memory, and a session's memory is given to others when it ends. So a session is ended
+//! when its program's process has ended, not its connection, and a slice that any process still has mapped is neither
+//! closed nor opened: not by the next agent either. Programs that connect meanwhile find no device.
+//!
 //! - `relay`: the thread that waits for programs, files and the port, and sends to the worker.
 //! - `programs`: the programs' connections, the device files, and what the worker answers.
+//! - `process`: the end of a program's process.
 //! - `port_link`: the port's slice and its rings.
 //! - `readiness`: waiting for many descriptors.
 //! - `caching`: whether this machine caches the window.
 
 mod caching;
 mod port_link;
+mod process;
 mod programs;
 mod readiness;
 mod relay;

@@ -27,7 +27,7 @@ use gantry_remoting::{
     },
 };
 
-use super::programs::Programs;
+use super::{caching, programs::Programs};
 use crate::port::Port;
 
 /// How long the receiver polls for an answer before it naps: with few processors, they are left to the programs.
@@ -64,6 +64,10 @@ pub trait OneSlice: Send + 'static {
     fn reply(&self) -> io::Result<[u8; hello::SIZE]>;
     /// Closes the slice.
     fn close(&self);
+    /// The time in which a part of the window is read.
+    fn measure(&self) -> io::Result<Duration> {
+        caching::measure(self.window())
+    }
 }
 
 impl OneSlice for Port {

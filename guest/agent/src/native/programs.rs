@@ -22,7 +22,11 @@ use gantry_remoting::{
 };
 use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN};
 
-use super::readiness::{Interest, READ, Readiness, Source, Wake};
+use super::{
+    process::Process,
+    readiness::{Interest, READ, Readiness, Source, Wake},
+};
+use crate::holders::Files;
 
 /// The most programs at a time, those that the worker still ends among them.
 pub const MOST_PROGRAMS: usize = 256;
@@ -47,10 +51,24 @@ struct Packet {
     is_delayed: bool,
 }
 
+/// What the worker is told of a program's end after.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Held {
+    /// The end of its process.
+    UntilItEnds,
+    /// That its process has nothing of the window mapped, which is looked at again and again.
+    UntilItUnmaps,
+}
+
 /// A program.
 struct Program {
     /// `None`: it has disconnected, and the worker still ends its session.
     connection: Option<UnixStream>,
+    process: Process,
+    /// It has disconnected, but its process may still use its memory. The worker is not told yet.
+    held: Option<Held>,
+    /// Whether it is told that there is no device.
+    is_refused: bool,
     /// The user whose program it is.
     user: u32,
     /// Whether the worker knows of it.
@@ -87,7 +105,8 @@ impl State {
     /// Whether the worker may have something to say.
     fn expects(&self) -> bool {
         let expects = |program: &Program| {
-            program.is_begun && (program.asked.is_some() || program.connection.is_none())
+            let is_ended = program.connection.is_none() && program.held.is_none();
+            program.is_begun && (program.asked.is_some() || is_ended)
         };
         !self.files.is_empty() || self.programs.values().any(expects)
     }
@@ -105,14 +124,18 @@ pub struct Programs {
     closer: Closer,
     window: OwnedFd,
     pages: Option<OwnedFd>,
+    /// These two, as processes have them mapped.
+    pub memory: Files,
     most_files: usize,
 }
 
 /// What may be done with programs now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Activity {
-    /// No program and no file is left.
+    /// No program and no file is left, but such as find no device.
     pub is_empty: bool,
+    /// A program's process is to be looked at after a while.
+    pub is_watched: bool,
     /// An answer is awaited.
     pub is_asked: bool,
     /// An answer is to be sent again after a while.
@@ -186,6 +209,7 @@ impl Programs {
     /// No programs, for a window and device pages.
     pub fn new(window: OwnedFd, pages: Option<OwnedFd>, most_files: usize) -> io::Result<Self> {
         Ok(Self {
+            memory: Files::of_open([&window].into_iter().chain(&pages))?,
             state: Mutex::default(),
             expecting: Condvar::new(),
             readiness: Readiness::new()?,
@@ -222,6 +246,9 @@ impl Programs {
         match added {
             Ok(user) => {
                 let program = Program {
+                    process: Process::of(&connection),
+                    held: None,
+                    is_refused: false,
                     connection: Some(connection),
                     user,
                     is_begun: false,
@@ -254,6 +281,22 @@ impl Programs {
         begun
     }
 
+    /// Programs that the worker does not know of find no device from now on. Returns whether there were any.
+    pub fn refuse(&self) -> bool {
+        let mut are_any = false;
+        for (number, program) in &mut self.state.lock_unpoisoned().programs {
+            if let Some(connection) = &program.connection
+                && !program.is_begun
+            {
+                (program.is_begun, program.is_refused) = (true, true);
+                let source = Source::Program(*number);
+                self.readiness.change(connection, READ, source);
+                are_any = true;
+            }
+        }
+        are_any
+    }
+
     /// What may be done now.
     pub fn activity(&self) -> Activity {
         let state = self.state.lock_unpoisoned();
@@ -262,15 +305,21 @@ impl Programs {
             .values()
             .filter_map(|program| program.unsent.as_ref());
         Activity {
-            is_empty: state.programs.is_empty() && state.files.is_empty(),
+            is_empty: state.programs.values().all(|program| program.is_refused)
+                && state.files.is_empty(),
+            is_watched: {
+                let mut programs = state.programs.values();
+                programs.any(|program| program.held == Some(Held::UntilItUnmaps))
+            },
             is_delayed: unsent.any(|packet| packet.is_delayed),
             is_asked: state.expects(),
         }
     }
 
-    /// Whether a program is connected.
-    pub fn has_any(&self) -> bool {
-        !self.state.lock_unpoisoned().programs.is_empty()
+    /// Whether a program waits for a worker.
+    pub fn are_waiting(&self) -> bool {
+        let state = self.state.lock_unpoisoned();
+        state.programs.values().any(|program| !program.is_begun)
     }
 
     /// Why no more messages can come from the worker.
@@ -290,9 +339,9 @@ impl Programs {
     }
 
     /// Something may be readable on a program's connection, or there is room to write. A request replaces
-    /// `bytes`; returns whether it is the worker's. Without a worker, the answer to all is that there is no device. An
-    /// error: the program is to be disconnected.
-    pub fn hear(&self, number: u32, has_worker: bool, bytes: &mut Vec<u8>) -> io::Result<bool> {
+    /// `bytes`; returns whether it is the worker's. A refused program is told that there is no device. An error: the
+    /// program is to be disconnected.
+    pub fn hear(&self, number: u32, bytes: &mut Vec<u8>) -> io::Result<bool> {
         let mut state = self.state.lock_unpoisoned();
         let Some(program) = state.programs.get_mut(&number) else {
             return Ok(false);
@@ -330,7 +379,7 @@ impl Programs {
                 "a request before the last answer was read",
             ));
         }
-        if !has_worker {
+        if program.is_refused {
             self.send(number, program, refusal(libc::ENODEV))?;
             return Ok(false);
         }
@@ -368,8 +417,9 @@ impl Programs {
         }
     }
 
-    /// Disconnects a program. Returns whether the worker, if there is one, is to end its session.
-    pub fn disconnect(&self, number: u32, has_worker: bool) -> bool {
+    /// Disconnects a program. Returns whether the worker is to end its session: not as long as its process may use the
+    /// memory, see [`release`](Self::release).
+    pub fn disconnect(&self, number: u32) -> bool {
         let mut state = self.state.lock_unpoisoned();
         let Some(program) = state.programs.get_mut(&number) else {
             return false;
@@ -378,14 +428,64 @@ impl Programs {
             return false;
         };
         program.unsent = None;
-        let is_begun = program.is_begun && has_worker;
         self.close(connection);
-        if is_begun {
-            self.expecting.notify_all();
-        } else {
+        if !program.is_begun || program.is_refused {
             state.programs.remove(&number);
+            return false;
         }
-        is_begun
+        program.held = Some(Held::UntilItUnmaps);
+        let process = program.process.number;
+        // The process may keep whoever looks at it.
+        drop(state);
+        let maps = Process::maps(process, &self.memory);
+        let mut state = self.state.lock_unpoisoned();
+        let Some(program) = state.programs.get_mut(&number) else {
+            return false;
+        };
+        let source = Source::Process(number);
+        let end = program.process.end.as_ref();
+        let held = match maps {
+            Ok(false) => None,
+            _ if end.is_some_and(|end| self.readiness.add(end, READ, source).is_ok()) => {
+                Some(Held::UntilItEnds)
+            }
+            Ok(true) => Some(Held::UntilItUnmaps),
+            // Nobody can tell.
+            Err(_) => None,
+        };
+        program.held = held;
+        self.expecting.notify_all();
+        held.is_none()
+    }
+
+    /// The process of a program that has disconnected does not use the memory any longer. Returns whether the worker is
+    /// to end its session.
+    pub fn release(&self, number: u32) -> bool {
+        let mut state = self.state.lock_unpoisoned();
+        let program = state.programs.get_mut(&number);
+        let Some(program) = program.filter(|program| program.held.is_some()) else {
+            return false;
+        };
+        program.held = None;
+        // It is not waited for any longer.
+        program.process.end = None;
+        self.expecting.notify_all();
+        true
+    }
+
+    /// The programs that are to be released, of those whose processes have to be looked at.
+    pub fn unmapped(&self) -> Vec<u32> {
+        let state = self.state.lock_unpoisoned();
+        let programs = state.programs.iter();
+        let held = programs.filter(|(_, program)| program.held == Some(Held::UntilItUnmaps));
+        let held: Vec<_> = held
+            .map(|(number, program)| (*number, program.process.number))
+            .collect();
+        drop(state);
+        let held = held.into_iter();
+        let unmapped =
+            held.filter(|(_, process)| !Process::maps(*process, &self.memory).unwrap_or(false));
+        unmapped.map(|(number, _)| number).collect()
     }
 
     fn close(&self, connection: UnixStream) {
@@ -465,10 +565,12 @@ impl Programs {
             }
             to_agent::ENDED => {
                 if let Some(program) = state.programs.remove(&number) {
-                    if let Some(connection) = program.connection {
+                    if program.connection.is_some() || program.held.is_some() {
                         // The worker has ended it by itself, and forgets it when it is told of its end.
-                        self.close(connection);
                         state.due.push((to_worker::END, number));
+                    }
+                    if let Some(connection) = program.connection {
+                        self.close(connection);
                     }
                     self.wake.wake();
                 }

@@ -21,6 +21,8 @@ pub enum Source {
     Program(u32),
     /// The last copy of a program's device file.
     File(u32),
+    /// The end of a program's process.
+    Process(u32),
 }
 
 impl Source {
@@ -32,6 +34,7 @@ impl Source {
             Self::Removals => (3, 0),
             Self::Program(number) => (4, number),
             Self::File(number) => (5, number),
+            Self::Process(number) => (6, number),
         };
         u64::from(number) | kind << 32
     }
@@ -45,7 +48,8 @@ impl Source {
             2 => Self::Interrupt,
             3 => Self::Removals,
             4 => Self::Program(number),
-            _ => Self::File(number),
+            5 => Self::File(number),
+            _ => Self::Process(number),
         }
     }
 }

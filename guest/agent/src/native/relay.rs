@@ -4,7 +4,6 @@ use std::{
     io,
     os::{fd::OwnedFd, unix::net::UnixListener},
     sync::Arc,
-    thread,
     time::{Duration, Instant},
 };
 
@@ -19,23 +18,27 @@ use super::{
     caching,
     port_link::{Link, OneSlice},
     programs::{MOST_PROGRAMS, Programs},
-    readiness::{READ, Source},
+    readiness::{Interest, READ, Source},
 };
-use crate::removals::Removals;
+use crate::{
+    holders::{self, Holder},
+    removals::Removals,
+};
 
 /// How often the slice's state is looked at while it is about to change.
 const SOON: Duration = Duration::from_millis(2);
 /// How long a worker may take to serve, and the slice to be free.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often the slice's state is looked at while the worker may have something to say: without interrupts, and with
-/// them, in case one does not arrive.
+/// them, in case one does not arrive. And how often processes that have memory mapped are looked at, and whether there
+/// are descriptors again.
 const ASKED: Duration = Duration::from_millis(100);
 const SELDOM: Duration = Duration::from_secs(1);
 /// How often an answer is sent again that could not be sent.
 const RETRY: Duration = Duration::from_millis(10);
 /// Descriptors of the agent itself, for each program, and on their way to one.
 const OWN_DESCRIPTORS: u64 = 128;
-const PROGRAM_DESCRIPTORS: u64 = 2;
+const PROGRAM_DESCRIPTORS: u64 = 3;
 
 /// The slice.
 enum Stage {
@@ -48,6 +51,13 @@ enum Stage {
     Opening { since: Instant },
     /// A worker serves it.
     Open(Box<Link>),
+    /// A process has memory of it mapped that would become other programs': it stays as it is.
+    Held {
+        /// That process.
+        by: Holder,
+        /// Whether it was said which one.
+        is_told: bool,
+    },
 }
 
 /// Serves programs through a port.
@@ -58,8 +68,12 @@ pub struct Relay<P> {
     programs: Arc<Programs>,
     stage: Stage,
     looked: Instant,
-    /// Whether the window is memory that this machine caches, once that is known.
-    is_cached: Option<bool>,
+    /// When processes of programs were last looked at.
+    watched: Instant,
+    /// Since when nobody is accepted, as there are no descriptors.
+    deaf: Option<Instant>,
+    /// Whether it was said that the window is none that this machine caches.
+    has_told: bool,
     packet: Vec<u8>,
 }
 
@@ -90,7 +104,9 @@ impl<P: OneSlice> Relay<P> {
             programs: Arc::new(programs),
             stage: Stage::Closed { since: None },
             looked: Instant::now(),
-            is_cached: None,
+            watched: Instant::now(),
+            deaf: None,
+            has_told: false,
             packet: Vec::new(),
         })
     }
@@ -100,21 +116,42 @@ impl<P: OneSlice> Relay<P> {
     /// # Errors
     /// The system cannot wait.
     pub fn run(mut self) -> io::Result<()> {
+        if self.port.state() != State::Free {
+            // An earlier agent's.
+            self.close();
+        }
         loop {
-            let ready = self.programs.readiness.wait(self.next_look())?;
+            let rest = self
+                .deaf
+                .map(|since| SELDOM.saturating_sub(since.elapsed()));
+            let patience = self.next_look().into_iter().chain(rest).min();
+            let ready = self.programs.readiness.wait(patience)?;
             let mut is_changed = false;
+            let mut is_closed = false;
             for source in ready {
                 match source {
                     Source::Listener => self.accept(),
                     Source::Wake => self.programs.wake.take(),
                     Source::Interrupt => is_changed |= self.interrupted(),
                     Source::Removals => is_changed |= self.removals.heard().removed,
-                    Source::Program(number) => self.hear(number),
+                    Source::Program(number) => is_closed |= self.hear(number),
                     Source::File(number) => {
+                        is_closed = true;
                         if self.programs.close_file(number) {
                             self.send(to_worker::CLOSE, number, &[]);
                         }
                     }
+                    Source::Process(number) => {
+                        is_closed = true;
+                        self.release(number);
+                    }
+                }
+            }
+            self.listen_again(is_closed);
+            if self.programs.activity().is_watched && self.watched.elapsed() >= SELDOM {
+                self.watched = Instant::now();
+                for number in self.programs.unmapped() {
+                    self.release(number);
                 }
             }
             for (kind, number) in self.programs.take_due() {
@@ -138,14 +175,15 @@ impl<P: OneSlice> Relay<P> {
         let activity = self.programs.activity();
         let retry = activity.is_delayed.then_some(RETRY);
         let look = match &self.stage {
-            Stage::Closed { .. } if self.is_cached == Some(false) => None,
             Stage::Closed { .. } => (!activity.is_empty).then_some(SOON),
+            Stage::Held { .. } => Some(SELDOM),
             Stage::Opening { .. } => Some(SOON),
             Stage::Open(_) if !activity.is_asked => None,
             Stage::Open(_) if self.port.interrupts().is_some() => Some(SELDOM),
             Stage::Open(_) => Some(ASKED),
         };
-        look.into_iter().chain(retry).min()
+        let watch = activity.is_watched.then_some(SELDOM);
+        look.into_iter().chain(retry).chain(watch).min()
     }
 
     fn accept(&mut self) {
@@ -154,12 +192,35 @@ impl<P: OneSlice> Relay<P> {
             match self.listener.accept() {
                 Ok((connection, _)) => self.programs.connect(connection),
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(_) => {
                     // There are no descriptors, or no memory: the program waits.
-                    thread::sleep(RETRY);
+                    self.deaf = Some(Instant::now());
+                    let none = Interest::default();
+                    let readiness = &self.programs.readiness;
+                    readiness.change(&self.listener, none, Source::Listener);
                     break;
                 }
             }
+        }
+    }
+
+    /// Accepts programs again when something was closed, or after a while.
+    fn listen_again(&mut self, is_closed: bool) {
+        if let Some(since) = self.deaf
+            && (is_closed || since.elapsed() >= SELDOM)
+        {
+            self.deaf = None;
+            let readiness = &self.programs.readiness;
+            readiness.change(&self.listener, READ, Source::Listener);
+        }
+    }
+
+    /// A program that has disconnected does not use its memory any longer.
+    fn release(&mut self, number: u32) {
+        if self.programs.release(number) {
+            self.send(to_worker::END, number, &[]);
         }
     }
 
@@ -174,11 +235,12 @@ impl<P: OneSlice> Relay<P> {
         is_changed
     }
 
-    /// Takes a program's request to the worker, or notices its end.
-    fn hear(&mut self, number: u32) {
+    /// Takes a program's request to the worker, or notices its end. Returns whether it was disconnected.
+    fn hear(&mut self, number: u32) -> bool {
         let mut packet = std::mem::take(&mut self.packet);
-        let has_worker = self.is_cached != Some(false);
-        match self.programs.hear(number, has_worker, &mut packet) {
+        let heard = self.programs.hear(number, &mut packet);
+        let is_closed = heard.is_err();
+        match heard {
             Ok(false) => {}
             Ok(true) => {
                 self.send(to_worker::REQUEST, number, &packet);
@@ -190,12 +252,13 @@ impl<P: OneSlice> Relay<P> {
                 if error.kind() != io::ErrorKind::UnexpectedEof {
                     base::note!("gantry-agent: a program's connection ends: {error}");
                 }
-                if self.programs.disconnect(number, has_worker) {
+                if self.programs.disconnect(number) {
                     self.send(to_worker::END, number, &[]);
                 }
             }
         }
         self.packet = packet;
+        is_closed
     }
 
     fn send(&mut self, opcode: u16, sequence: u32, body: &[u8]) {
@@ -218,21 +281,29 @@ impl<P: OneSlice> Relay<P> {
 
     /// Opens and closes the slice as programs and the worker want.
     fn step(&mut self, is_due: bool) {
-        if self.is_cached == Some(false) {
-            // Each request is answered without a worker.
-            self.programs.begin();
-            return;
-        }
         match &mut self.stage {
+            Stage::Held { by, .. } => {
+                if !is_due && !self.programs.are_waiting() {
+                    return;
+                }
+                self.looked = Instant::now();
+                match holders::mapping(&self.programs.memory, Some(by)) {
+                    Some(by) => self.hold(by),
+                    None => self.close_unmapped(),
+                }
+            }
             Stage::Closed { since } => {
-                if !self.programs.has_any() {
+                if !self.programs.are_waiting() {
                     *since = None;
                     return;
                 }
                 let since = *since.get_or_insert_with(Instant::now);
                 self.looked = Instant::now();
                 match self.port.state() {
-                    State::Free => self.open(),
+                    State::Free => match holders::mapping(&self.programs.memory, None) {
+                        Some(by) => self.hold(by),
+                        None => self.open(),
+                    },
                     _ if since.elapsed() >= PATIENCE => {
                         self.end("the accelerator port's slice does not become free");
                     }
@@ -291,16 +362,14 @@ impl<P: OneSlice> Relay<P> {
 
     /// A worker serves the slice.
     fn serve(&mut self) {
-        if self.is_cached.is_none() {
-            match caching::check(self.port.window()) {
-                Ok(is_cached) => self.is_cached = Some(is_cached),
-                Err(error) => return self.end(&format!("cannot read the window: {error}")),
+        // Each time: what this machine caches may depend on its other devices.
+        match self.port.measure() {
+            Ok(time) if caching::check(time, &mut self.has_told) => {}
+            Ok(_) => {
+                self.programs.refuse();
+                return self.close();
             }
-        }
-        if self.is_cached == Some(false) {
-            self.close();
-            self.programs.begin();
-            return;
+            Err(error) => return self.end(&format!("cannot read the window: {error}")),
         }
         match Link::new(&self.port, &self.programs) {
             Ok(link) => {
@@ -311,17 +380,47 @@ impl<P: OneSlice> Relay<P> {
         }
     }
 
-    /// Closes the slice. The next program has it opened again.
+    /// Closes the slice, unless a process has it mapped. The next program has it opened again.
     fn close(&mut self) {
         // First the thread that receives, then the slice.
         self.stage = Stage::Closed { since: None };
-        self.port.close();
+        self.looked = Instant::now();
+        match holders::mapping(&self.programs.memory, None) {
+            Some(by) => self.hold(by),
+            None => self.close_unmapped(),
+        }
+    }
+
+    /// Closes the slice, which nobody has mapped.
+    fn close_unmapped(&mut self) {
+        self.stage = Stage::Closed { since: None };
+        if self.port.state() != State::Free {
+            self.port.close();
+        }
+    }
+
+    /// Leaves the slice as it is. Programs that wait for it find no device.
+    fn hold(&mut self, by: Holder) {
+        let mut is_told = matches!(
+            &self.stage,
+            Stage::Held { by: before, is_told: true } if before.process() == by.process()
+        );
+        if self.programs.refuse() && !is_told {
+            is_told = true;
+            base::note!(
+                "gantry-agent: programs find no device for native contexts until memory of an earlier worker is free: \
+                 {by}; end that process"
+            );
+        }
+        self.stage = Stage::Held { by, is_told };
     }
 
     /// Ends all programs and files, whose worker is lost.
     fn end(&mut self, why: &str) {
         base::note!("gantry-agent: programs lose their native contexts: {why}");
-        self.close();
+        // First the thread that receives.
+        self.stage = Stage::Closed { since: None };
         self.programs.clear();
+        self.close();
     }
 }

@@ -2,12 +2,15 @@
 
 use std::{
     collections::HashMap,
-    fs::File,
+    env,
+    fs::{File, OpenOptions},
+    io::{BufRead, BufReader, Read},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicU32, Ordering},
@@ -17,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use base::{Unpoisoned, socket};
+use base::{Access, Mapping, Unpoisoned, socket};
 use gantry_remoting::{
     apis::nvidia::{self, to_agent, to_worker},
     link::{
@@ -84,6 +87,8 @@ struct Host {
     events: Arc<Events>,
     state: AtomicU32,
     is_there: AtomicBool,
+    /// Whether the window is read as slowly as what no machine caches.
+    is_slow: AtomicBool,
     /// Whether a worker takes the slice.
     has_worker: AtomicBool,
     is_closed: AtomicBool,
@@ -128,6 +133,13 @@ impl OneSlice for StandIn {
 
     fn is_there(&self) -> bool {
         self.0.is_there.load(Ordering::SeqCst)
+    }
+
+    fn measure(&self) -> std::io::Result<Duration> {
+        match self.0.is_slow.load(Ordering::SeqCst) {
+            true => Ok(Duration::from_secs(1)),
+            false => super::caching::measure(self.window()),
+        }
     }
 
     fn state(&self) -> State {
@@ -326,6 +338,11 @@ struct Rig {
 
 impl Rig {
     fn new(has_interrupts: bool) -> Self {
+        Self::found(has_interrupts, State::Free, |_| {})
+    }
+
+    /// With a slice that is in this state when the agent starts, and before that, `also`.
+    fn found(has_interrupts: bool, state: State, also: impl FnOnce(&Host)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let listener = socket::listen_for_packets(&folder.path().join("nvidia.sock")).unwrap();
         let (tell, told) = mpsc::channel();
@@ -342,13 +359,15 @@ impl Rig {
             pages: Some(create(1 << 20).unwrap()),
             interrupt: has_interrupts.then_some(interrupt),
             events: Arc::new(events),
-            state: AtomicU32::new(State::Free as u32),
+            state: AtomicU32::new(state as u32),
             is_there: AtomicBool::new(true),
+            is_slow: AtomicBool::new(false),
             has_worker: AtomicBool::new(true),
             is_closed: AtomicBool::new(false),
             worker: Mutex::default(),
             told: tell,
         });
+        also(&host);
         let relay = Relay::new(listener, StandIn(host.clone())).unwrap();
         let relay = thread::spawn(move || relay.run().unwrap());
         Self {
@@ -752,4 +771,188 @@ fn the_ports_end_ends_programs() {
     rig.host.is_there.store(false, Ordering::SeqCst);
     rig.host.events.interrupt();
     assert!(program.take().is_none());
+}
+
+/// What the test [`another_process`] does, with what.
+const WHAT: [&str; 2] = ["GANTRY_TEST_SOCKET", "GANTRY_TEST_WINDOW"];
+
+/// Not a test: another process, for tests. It ends when its input does.
+#[test]
+fn another_process() {
+    let [path, window] = WHAT.map(env::var_os);
+    let map = |file: File| Mapping::shared(file, 0, 4096, Access::ReadWrite).unwrap();
+    let mapped = if let Some(window) = window {
+        let file = OpenOptions::new().read(true).write(true).open(window);
+        map(file.unwrap())
+    } else if let Some(path) = path {
+        let program = Program::connect(Path::new(&path));
+        let (.., window) = program.ask(Operation::Hello, 0, VERSION.into(), 0, &[]);
+        let mapped = map(window.unwrap().into());
+        let file = program.open();
+        // The connection's end is seen before the file's.
+        drop(program);
+        drop(file);
+        mapped
+    } else {
+        return;
+    };
+    println!("\nmapped");
+    std::io::stdin().read_to_end(&mut Vec::new()).unwrap();
+    drop(mapped);
+}
+
+/// [`another_process`], which has the window mapped.
+struct Other(Child);
+
+impl Other {
+    /// `is_stranger`: it is no descendant of this one.
+    fn start(what: &str, with: &Path, is_stranger: bool) -> Self {
+        let own = env::current_exe().unwrap();
+        let test = ["--exact", "native::tests::another_process", "--nocapture"];
+        let mut command = match is_stranger {
+            true => Command::new("sh"),
+            false => Command::new(&own),
+        };
+        if is_stranger {
+            command.args(["-c", "exec 3<&0; \"$0\" \"$@\" <&3 3<&- &"]);
+            command.arg(&own);
+        }
+        let mut child = command
+            .args(test)
+            .env(what, with)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        // Its end is that of the process.
+        let mut output = BufReader::new(child.stdout.take().unwrap());
+        let mut lines = output.by_ref().lines().map_while(Result::ok);
+        assert!(lines.any(|line| line == "mapped"));
+        child.stdout = Some(output.into_inner());
+        if is_stranger {
+            // The shell has ended; what it has started is nobody's.
+            let input = child.stdin.take();
+            child.wait().unwrap();
+            child.stdin = input;
+        }
+        Self(child)
+    }
+
+    /// One that has mapped a host's window.
+    fn with_window(host: &Host) -> Self {
+        let file = host.window.as_raw_fd();
+        let path = format!("/proc/{}/fd/{file}", std::process::id());
+        Self::start(WHAT[1], Path::new(&path), true)
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        drop(self.0.stdin.take());
+        let output = self.0.stdout.as_mut().unwrap();
+        let _ = output.read_to_end(&mut Vec::new());
+        let _ = self.0.wait();
+    }
+}
+
+impl Rig {
+    /// What a program that connects is told.
+    fn greeted(&self) -> i32 {
+        let program = self.connect();
+        let (answer, ..) = program.ask(Operation::Hello, 0, VERSION.into(), 0, &[]);
+        answer.result
+    }
+
+    fn wait_until_served(&self) {
+        let since = std::time::Instant::now();
+        while self.greeted() != 0 {
+            assert!(since.elapsed() < HANGS);
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+}
+
+#[test]
+fn memory_that_is_mapped_when_the_worker_ends_stays() {
+    let rig = Rig::new(true);
+    let program = rig.program();
+    let other = Other::with_window(&rig.host);
+    program.put(Operation::Call, 0, 0, command::END, &[], &[]);
+    assert!(program.take().is_none());
+    for _ in 0..2 {
+        assert_eq!(rig.greeted(), -libc::ENODEV);
+    }
+    assert_eq!(rig.host.state.load(Ordering::SeqCst), State::Ended as u32);
+    drop(other);
+    rig.wait_until_served();
+    rig.wait_for(&Told::SliceClosed);
+}
+
+#[test]
+fn memory_that_is_mapped_when_all_programs_have_ended_stays() {
+    let rig = Rig::new(true);
+    let program = rig.program();
+    let other = Other::with_window(&rig.host);
+    drop(program);
+    rig.wait_for(&Told::End);
+    // The worker's answer to it may not have arrived, and who asks keeps the slice open.
+    let since = std::time::Instant::now();
+    while rig.greeted() == 0 {
+        assert!(since.elapsed() < HANGS);
+        thread::sleep(Duration::from_millis(100));
+    }
+    assert_eq!(rig.host.state.load(Ordering::SeqCst), State::Open as u32);
+    drop(other);
+    rig.wait_until_served();
+    rig.wait_for(&Told::SliceClosed);
+}
+
+#[test]
+fn an_agent_that_starts_leaves_memory_that_is_mapped() {
+    for state in [State::Open, State::Ended, State::Free] {
+        let mut other = None;
+        let rig = Rig::found(true, state, |host| other = Some(Other::with_window(host)));
+        assert_eq!(rig.greeted(), -libc::ENODEV);
+        assert_eq!(rig.host.state.load(Ordering::SeqCst), state as u32);
+        drop(other);
+        rig.wait_until_served();
+    }
+    // What nobody has mapped is closed at once.
+    let rig = Rig::found(true, State::Ended, |_| {});
+    rig.wait_for(&Told::SliceClosed);
+    rig.program();
+}
+
+#[test]
+fn a_session_ends_when_its_process_does_not_its_connection() {
+    let rig = Rig::new(true);
+    let keeps = rig.program();
+    let program = Other::start(WHAT[0], &rig.path(), false);
+    let mut told = Vec::new();
+    while !matches!(told.last(), Some(Told::Close(_))) {
+        told.push(rig.told.recv_timeout(HANGS).unwrap());
+    }
+    assert_eq!(keeps.call(command::ECHO, 0, b"x").1, b"x");
+    told.extend(rig.told.try_iter());
+    assert!(!told.contains(&Told::End), "{told:?}");
+    drop(program);
+    rig.wait_for(&Told::End);
+    drop(keeps);
+    rig.wait_for(&Told::SliceClosed);
+}
+
+#[test]
+fn what_is_cached_is_found_anew_each_time_the_slice_is_opened() {
+    let rig = Rig::new(true);
+    drop(rig.program());
+    rig.wait_for(&Told::SliceClosed);
+    rig.host.is_slow.store(true, Ordering::SeqCst);
+    let refused = rig.connect();
+    let (answer, ..) = refused.ask(Operation::Hello, 0, VERSION.into(), 0, &[]);
+    assert_eq!(answer.result, -libc::ENODEV);
+    rig.wait_for(&Told::SliceClosed);
+    rig.host.is_slow.store(false, Ordering::SeqCst);
+    drop(rig.program());
+    // One that was refused keeps nothing.
+    rig.wait_for(&Told::SliceClosed);
 }
