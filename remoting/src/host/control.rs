@@ -28,6 +28,7 @@
 
 use std::{
     io::ErrorKind,
+    mem,
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     time::Duration,
 };
@@ -37,6 +38,7 @@ use base::{Cancel, Patience};
 pub use crate::link::control::{Command, NotMoved, Peer, Reply, Served, receive, refused, send};
 use crate::{
     link::{
+        closer::Closer,
         control::{self, LONG, SOON},
         rounds,
     },
@@ -52,8 +54,16 @@ pub(super) struct Place {
     pub attachment: Vec<u8>,
     /// Size of the window in bytes.
     pub window: u64,
-    /// The window, and what a machine sends with it.
+    /// The window, and what a machine sends with it: nobody has checked what these are.
     pub files: Vec<OwnedFd>,
+    /// Closes the files.
+    pub closer: Closer,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        self.closer.close(mem::take(&mut self.files));
+    }
 }
 
 impl Place {
@@ -234,6 +244,7 @@ mod tests {
             attachment: b"whose it is".to_vec(),
             window: 7,
             files: Vec::new(),
+            closer: Closer::default(),
         };
         let moves = carry_over(
             &peer(&to_source),

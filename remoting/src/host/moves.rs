@@ -33,6 +33,7 @@ use base::{Cancel, Patience, Unpoisoned, poll::poll};
 
 use super::control::{self, Command, NotMoved, Peer, Place};
 use crate::link::{
+    closer::Closer,
     control::{LONG, SOON},
     order::{Lead, Order},
     socket,
@@ -225,6 +226,8 @@ pub(super) struct Moves {
     post: Post,
     /// Readable when there is an event.
     woken: UnixStream,
+    /// Closes connections to applications, and what they have sent.
+    pub closer: Closer,
 }
 
 /// Leaves events for the pool's thread.
@@ -265,6 +268,7 @@ impl Moves {
             events: queue,
             post,
             woken,
+            closer: Closer::default(),
         })
     }
 
@@ -293,7 +297,7 @@ impl Moves {
             true => Some(UnixStream::pair()?),
             false => None,
         };
-        let post = self.post.clone();
+        let (post, closer) = (self.post.clone(), self.closer.clone());
         let cancel = Cancel::default();
         let (moving, over) = UnixStream::pair()?;
         asker.cancels(cancel.clone(), over)?;
@@ -309,7 +313,8 @@ impl Moves {
             let application = (connection.as_fd(), place.as_deref());
             let how = (drain, postcopy);
             let outcome = control::carry_over(&source, &destination, application, how, &cancel);
-            drop((connection, place, moving));
+            closer.close((connection, place));
+            drop(moving);
             let busy = match &outcome {
                 Err(NotMoved::Busy { due, .. }) => Some(*due),
                 _ => None,
@@ -350,12 +355,14 @@ impl Moves {
         order: Order,
         asker: Asker,
     ) -> io::Result<()> {
-        let post = self.post.clone();
+        let (post, closer) = (self.post.clone(), self.closer.clone());
         let work = move || {
             let (given, before) = match way {
                 Way::Here(source, connection, place) => {
                     let application = (connection.as_fd(), place.as_deref());
-                    (send_away(&source, application, &order), None)
+                    let given = send_away(&source, application, &order);
+                    closer.close((source, connection, place));
+                    (given, None)
                 }
                 Way::There(lead, before) => {
                     let given = lead.give(&order).map(|()| lead);

@@ -176,6 +176,7 @@ pub fn run(
         path: control.unwrap_or_default(),
         source,
     })?;
+    let closer = moves.closer.clone();
     let cache = Cache::open(&options.cache).map_err(|source| Error::Cache {
         folder: options.cache.clone(),
         source,
@@ -221,7 +222,7 @@ pub fn run(
         files,
         sweeper,
         log: Log::start().map_err(Error::Start)?,
-        closer: Closer::default(),
+        closer,
         waiting: Vec::new(),
         serving: Vec::new(),
         departed: Vec::new(),
@@ -431,6 +432,7 @@ impl Pool<'_> {
                     attachment: attachment.to_vec(),
                     window,
                     files,
+                    closer: self.closer.clone(),
                 }));
             }
             Some(Said::Owned(unit)) => {

@@ -86,7 +86,8 @@ impl Worker {
                  started: --heap and --window say how much"
             );
         }
-        closer.close((connection, self.channel));
+        // The worker may have sent its application's files by any of them.
+        closer.close((connection, self.channel, self.control));
         let _ = remover.send(self.remains);
     }
 

@@ -2,9 +2,10 @@
 
 use std::{
     fs::File,
-    io::{ErrorKind, Read},
+    io::{ErrorKind, Read, Write},
+    net::{Shutdown, TcpListener, TcpStream},
     os::{
-        fd::{AsFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{fs::FileExt, net::UnixStream},
     },
     path::{Path, PathBuf},
@@ -77,6 +78,17 @@ impl Port {
 
     /// Asks for a worker for an application of one API, which says that it calls another one, or the same.
     fn attach(&self, pool: &Pool, slice: u32, api: ApiId, says: Hello) -> Slice {
+        self.attach_with(pool, (slice, event()), api, says)
+    }
+
+    /// The same, with this in place of an interrupt.
+    fn attach_with(
+        &self,
+        pool: &Pool,
+        (slice, interrupt): (u32, OwnedFd),
+        api: ApiId,
+        says: Hello,
+    ) -> Slice {
         let memory = File::from(window::create(window::SMALLEST).unwrap());
         memory
             .write_all_at(&says.to_bytes(), window::CLIENT_HELLO)
@@ -87,7 +99,7 @@ impl Port {
             client: "machine".to_owned(),
             ..Attachment::new(apis::spoken(api), window::SMALLEST)
         };
-        let (doorbell, interrupt) = (event(), event());
+        let doorbell = event();
         let files = [
             memory.as_fd(),
             doorbell.as_fd(),
@@ -126,6 +138,54 @@ impl Slice {
 fn event() -> OwnedFd {
     // SAFETY: a fresh descriptor that nobody else owns.
     unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)) }
+}
+
+/// A socket whose last close waits for its peer, which is returned too and never reads.
+fn lingering() -> (OwnedFd, TcpStream) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut socket = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (peer, _) = listener.accept().unwrap();
+    let linger = libc::linger {
+        l_onoff: 1,
+        l_linger: 600,
+    };
+    // SAFETY: the kernel reads as many bytes as the length says, from a local.
+    let set = unsafe {
+        libc::setsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_LINGER,
+            (&raw const linger).cast(),
+            size_of_val(&linger) as libc::socklen_t,
+        )
+    };
+    assert_eq!(set, 0);
+    socket.set_nonblocking(true).unwrap();
+    while socket.write(&[0; 1 << 16]).is_ok() {}
+    (socket.into(), peer)
+}
+
+#[test]
+fn files_of_a_machine_that_do_not_close_hold_nobody_up() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::of(folder.path(), "opencl,cuda");
+    let port = Port::new();
+    let hello = Hello::client::<OpenCl>();
+    let (interrupt, _peer) = lingering();
+    let machine = port.attach_with(&pool, (0, interrupt), ApiId::OpenCl, hello);
+    assert_eq!(machine.said(), READY);
+    machine.worker.shutdown(Shutdown::Write).unwrap();
+    // Its worker has ended.
+    assert_eq!((&machine.worker).read(&mut [0]).unwrap(), 0);
+    for _ in 0..3 {
+        let stream = pool.connect();
+        // Longer than anything takes, unless it hangs.
+        let patience = Some(Duration::from_secs(120));
+        stream.set_read_timeout(patience).unwrap();
+        socket::send_hello(&stream, hello, &[]).unwrap();
+        let (said, _) = socket::receive_hello(&stream).unwrap();
+        assert!(Hello::check_for::<OpenCl>(&said).is_ok());
+    }
 }
 
 #[test]
