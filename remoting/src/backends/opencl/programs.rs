@@ -256,9 +256,12 @@ impl Server {
                     null_mut(),
                 )
             );
-            let marks = Arc::clone(&record.has_variables);
-            let has_variables = code == 0 && variables::has(api, raw, &Made::Built(record));
-            marks.store(has_variables, Ordering::Release);
+            // What a refused build leaves as it was keeps its variables.
+            if code == 0 {
+                let marks = Arc::clone(&record.has_variables);
+                let has_variables = variables::has(api, raw, &Made::Built(record));
+                marks.store(has_variables, Ordering::Release);
+            }
             code
         })
     }

@@ -189,8 +189,9 @@ fn binary_has(binary: &[u8]) -> bool {
         objects += 1;
         rest = &rest[elf::ELFMAG.len()..];
     }
-    // A kernel may have several. PoCL compiles all kernels before it gives out a binary.
-    objects < kernels
+    // A kernel may have several. PoCL compiles all kernels before it gives out a binary. One without kernels has no
+    // objects, and may yet be linked with others.
+    kernels == 0 || objects < kernels
 }
 
 /// Whether a section is writable, and not only for the linker.
@@ -218,13 +219,77 @@ fn has_variables(options: &str) -> bool {
     })
 }
 
-/// Whether a source has a declaration outside of functions and types that may be of a variable which is not constant.
-/// Macros are not expanded: what looks like a declaration is taken for one.
+/// Whether a source has a declaration outside of functions and types, or a static one in them, that may be of a variable
+/// which is not constant. Macros are not expanded: what looks like a declaration is taken for one, also in their
+/// definitions.
 fn text_declares(text: &str) -> bool {
-    let text = directives_removed(text);
+    let text = literals_removed(text);
+    let (directives, code): (Vec<_>, Vec<_>) = text
+        .lines()
+        .partition(|line| line.trim_start().starts_with('#'));
+    directives.into_iter().any(macro_declares) || code_declares(&code.join("\n"))
+}
+
+/// Whether a line for the preprocessor defines a macro that may declare a variable.
+fn macro_declares(line: &str) -> bool {
+    let define = line.trim_start().trim_start_matches('#').trim_start();
+    let Some(define) = define.strip_prefix("define") else {
+        return false;
+    };
+    let define = define.trim_start();
+    let name = define.find(|one: char| !is_of_word(one));
+    let (_, behind) = define.split_at(name.unwrap_or(define.len()));
+    let (is_function, body) = match behind.strip_prefix('(') {
+        Some(behind) => (true, behind.split_once(')').map_or("", |(_, body)| body)),
+        None => (false, behind),
+    };
+    let mut words = Tokens(body).filter(|token| is_word(token));
+    if !words.any(|word| matches!(word, "global" | "__global" | "static")) {
+        return false;
+    }
+    // These begin functions.
+    if has_inline(body) && !body.contains('{') {
+        return false;
+    }
+    // By themselves they begin a declaration, which is found where it ends; what a parameter stands for is not known.
+    let begins = Tokens(body).all(|token| token == "*" || is_word(token));
+    let named = Tokens(body).filter(|token| is_word(token) && !QUALIFIERS.contains(token));
+    match begins {
+        true => named.count() > usize::from(!is_function),
+        false => code_declares(body),
+    }
+}
+
+/// What begins declarations beside types.
+const QUALIFIERS: [&str; 7] = [
+    "global", "__global", "static", "extern", "volatile", "const", "restrict",
+];
+
+fn has_inline(text: &str) -> bool {
+    Tokens(text).any(|token| INLINE.contains(&token))
+}
+
+/// Functions alone are that.
+const INLINE: [&str; 3] = ["inline", "__inline", "__inline__"];
+
+/// The same as of [`text_declares`], without literals and lines for the preprocessor.
+fn code_declares(text: &str) -> bool {
     let mut statement = Statement::default();
+    // In a function.
+    let mut inner: Option<Statement<'_>> = None;
     let mut depth = 0usize;
-    for token in Tokens(&text) {
+    for token in Tokens(text) {
+        match (&mut inner, token) {
+            (Some(declared), ";" | "{" | "}") => {
+                if declared.is_variable() {
+                    return true;
+                }
+                inner = None;
+            }
+            (Some(declared), token) => declared.add(token),
+            (None, "static") if depth > 0 => inner = Some(Statement::default()),
+            (None, _) => {}
+        }
         match token {
             // What is in it is outside of functions, too.
             "{" if depth == 0
@@ -343,15 +408,19 @@ impl<'a> Statement<'a> {
 }
 
 fn is_word(token: &str) -> bool {
-    token.starts_with(|one: char| one.is_ascii_alphanumeric() || one == '_')
+    token.starts_with(is_of_word)
 }
 
-/// A source without comments and lines for the preprocessor.
-fn directives_removed(text: &str) -> String {
+fn is_of_word(one: char) -> bool {
+    one.is_ascii_alphanumeric() || one == '_'
+}
+
+/// A source without comments, and without what is in quotation marks.
+fn literals_removed(text: &str) -> String {
     let text = text.replace("\\\r\n", " ").replace("\\\n", " ");
     let (mut kept, mut rest) = (String::with_capacity(text.len()), &*text);
-    // Comments first: they may begin before a line for the preprocessor and end behind it.
-    while let Some(at) = rest.find(['/', '"']) {
+    // Comments may begin before a line for the preprocessor and end behind it.
+    while let Some(at) = rest.find(['/', '"', '\'']) {
         let (before, from) = rest.split_at(at);
         kept.push_str(before);
         let end = if from.starts_with("//") {
@@ -360,18 +429,35 @@ fn directives_removed(text: &str) -> String {
         } else if let Some(comment) = from.strip_prefix("/*") {
             kept.push(' ');
             comment.find("*/").map(|end| end + 4)
-        } else if let Some(text) = from.strip_prefix('"') {
-            text.find(['"', '\n']).map(|end| end + 2)
-        } else {
+        } else if from.starts_with('/') {
             kept.push('/');
             Some(1)
+        } else if from.starts_with('\'') && before.ends_with(|one: char| one.is_ascii_hexdigit()) {
+            // It separates digits.
+            Some(1)
+        } else {
+            Some(literal(from))
         };
         rest = end.map_or("", |end| &from[end..]);
     }
     kept.push_str(rest);
-    let lines = kept.lines();
-    let lines = lines.filter(|line| !line.trim_start().starts_with('#'));
-    lines.collect::<Vec<_>>().join("\n")
+    kept
+}
+
+/// The bytes of the literal that a text begins with: up to the next mark like its first one. It ends with its line.
+fn literal(text: &str) -> usize {
+    let mark = text.as_bytes()[0];
+    let mut is_escaped = false;
+    for (at, byte) in text.bytes().enumerate().skip(1) {
+        match byte {
+            b'\n' => return at,
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            byte if byte == mark => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
 }
 
 /// Words, and characters that are none.
@@ -383,9 +469,8 @@ impl<'a> Iterator for Tokens<'a> {
     fn next(&mut self) -> Option<&'a str> {
         let text = self.0.trim_start();
         let first = text.chars().next()?;
-        let is_word = |one: char| one.is_ascii_alphanumeric() || one == '_';
-        let length = match is_word(first) {
-            true => text.find(|one| !is_word(one)).unwrap_or(text.len()),
+        let length = match is_of_word(first) {
+            true => text.find(|one| !is_of_word(one)).unwrap_or(text.len()),
             false => first.len_utf8(),
         };
         let (token, rest) = text.split_at(length);
@@ -397,20 +482,35 @@ impl<'a> Iterator for Tokens<'a> {
 #[cfg(test)]
 #[cfg(not(loom))]
 mod tests {
+    use std::{
+        ffi::{CStr, c_char, c_void},
+        sync::atomic::Ordering,
+    };
+
     use super::*;
     use crate::{
         apis::opencl::calls::{
             BuildProgram, ContextId, CreateContext, CreateProgram, DeviceId, ProgramId, Request,
         },
-        backends::opencl::testing,
+        backends::opencl::{Server, driver::api::ProgramCallback, testing},
         wire::Blob,
     };
 
     const VARIABLE: &str = "global int n = 40; kernel void k(global int *o) { *o = ++n; }";
 
-    /// A program that was made of this, and built with these options.
-    fn built(origin: ProgramOrigin, options: &str) -> Arc<ProgramRecord> {
-        let (mut server, ..) = testing::server();
+    /// A request to build the first program with these options.
+    fn builds(options: &str) -> Request {
+        Request::BuildProgram(BuildProgram {
+            id: ProgramId(0),
+            devices: Vec::new(),
+            options: Blob(options.as_bytes().to_vec()),
+            folders: 0,
+            included: Vec::new(),
+        })
+    }
+
+    /// Has a program made of this, and built with these options.
+    fn build(server: &mut Server, origin: ProgramOrigin, options: &str) {
         let (id, context) = (ProgramId(0), ContextId(0));
         let requests = [
             Request::CreateContext(CreateContext {
@@ -423,22 +523,58 @@ mod tests {
                 context,
                 origin,
             }),
-            Request::BuildProgram(BuildProgram {
-                id,
-                devices: Vec::new(),
-                options: Blob(options.as_bytes().to_vec()),
-                folders: 0,
-                included: Vec::new(),
-            }),
+            builds(options),
         ];
         for request in requests {
-            testing::carry_out(&mut server, request);
+            testing::carry_out(server, request);
         }
+        while server.backend.building > 0 {
+            server.notices().unwrap();
+        }
+    }
+
+    /// A program that was made of this, and built with these options.
+    fn built(origin: ProgramOrigin, options: &str) -> Arc<ProgramRecord> {
+        let (mut server, ..) = testing::server();
+        build(&mut server, origin, options);
         Arc::clone(&server.backend.programs.get(0).unwrap().record)
     }
 
     fn source(text: &str) -> ProgramOrigin {
         ProgramOrigin::Source(Blob(text.as_bytes().to_vec()))
+    }
+
+    /// Refuses builds with an option.
+    unsafe extern "C" fn refuse(
+        _: Handle,
+        _: u32,
+        _: *const Handle,
+        options: *const c_char,
+        _: Option<ProgramCallback>,
+        _: *mut c_void,
+    ) -> i32 {
+        // SAFETY: a string, as drivers get it.
+        let options = unsafe { CStr::from_ptr(options) };
+        match options.to_bytes().ends_with(b"-DREFUSED") {
+            true => codes::INVALID_OPERATION,
+            false => 0,
+        }
+    }
+
+    #[test]
+    fn a_refused_build_leaves_a_program_its_variables() {
+        let (mut server, ..) = testing::server_before(Api::null().with_builds(refuse));
+        build(&mut server, source(VARIABLE), "");
+        let record = Arc::clone(&server.backend.programs.get(0).unwrap().record);
+        for (options, expected) in [("-DREFUSED", true), ("", false)] {
+            record.has_variables.store(true, Ordering::Release);
+            testing::carry_out(&mut server, builds(options));
+            while server.backend.building > 0 {
+                server.notices().unwrap();
+            }
+            let has = record.has_variables.load(Ordering::Acquire);
+            assert_eq!(has, expected, "{options}");
+        }
     }
 
     #[test]
@@ -477,6 +613,16 @@ mod tests {
             "const int fixed = 3; const global int *moving;",
             "global int unfinished",
             "namespace a { kernel void k(void) {} int hidden; }",
+            "kernel void k(global int *o) { static global int n; *o = ++n; }",
+            "int f(void) { if (1) { static int n = 3; return ++n; } return 0; }",
+            "#define DECLARE(x) global int x\nDECLARE(n);",
+            "# define DECLARE(x) __global x;\nDECLARE(int n)",
+            "#define ONE \\\n  static int n = 0;\nONE",
+            "#define COUNT(f) int f(void) { static int n; return ++n; }\nCOUNT(f)",
+            "constant char quote = '\"'; global int n; constant char other = '\"';",
+            "constant char quote = '\\''; global int n; constant char other = '\\'';",
+            "constant char text[] = \"a\\\"\"; global int n; constant char other[] = \"\\\"\";",
+            "constant int many = 1'000; global int n;",
         ] {
             assert!(text_declares(text), "{text}");
         }
@@ -494,6 +640,11 @@ mod tests {
             "// global int n;\n/* int m; */\n#define N int m;\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable",
             "const float2 unit = (float2)(1, 0);",
             "kernel void k(void) { } ;",
+            "kernel void k(void) { static constant int t[] = { 1 }; static const int u = 2; }",
+            "#define GLOBAL __global\n#define POINTER __global const float *restrict\n#define FN static void",
+            "#define FN static inline __attribute__((always_inline))\nFN int f(void) { return 1; }",
+            "#define CAST(p) ((__global float *)(p))\n#define K(f) kernel void f(global int *o)",
+            "kernel void k(void) { char a = '{'; } constant char b[] = \"\\\"; global int n; \";",
             "",
         ] {
             assert!(!text_declares(text), "{text}");
@@ -534,6 +685,8 @@ mod tests {
         // A kernel that has not been compiled yet.
         assert!(binary_has(&binary(2, std::slice::from_ref(&without))));
         assert!(binary_has(&binary(1, &[b"\x7fELF, cut off".to_vec()])));
+        // A library.
+        assert!(binary_has(&binary(0, &[])));
         assert!(binary_has(&without));
         assert!(binary_has(b""));
     }

@@ -21,6 +21,16 @@ pub type ProgramCallback = unsafe extern "C" fn(Handle, *mut c_void);
 pub type EventCallback = unsafe extern "C" fn(Handle, i32, *mut c_void);
 /// `clGet...Info` of most kinds of objects.
 pub type Info = unsafe extern "C" fn(Handle, u32, usize, *mut c_void, *mut usize) -> i32;
+/// `clBuildProgram`.
+#[cfg(test)]
+pub(crate) type Build = unsafe extern "C" fn(
+    Handle,
+    u32,
+    *const Handle,
+    *const c_char,
+    Option<ProgramCallback>,
+    *mut c_void,
+) -> i32;
 /// `clSetKernelArg`.
 pub type SetArgument = unsafe extern "C" fn(Handle, u32, usize, *const c_void) -> i32;
 
@@ -222,6 +232,13 @@ impl Api {
     #[must_use]
     pub fn with_devices(mut self, info: Info) -> Self {
         self.clGetDeviceInfo = info;
+        self
+    }
+
+    /// Uses a test's builds of programs.
+    #[cfg(test)]
+    pub(crate) fn with_builds(mut self, build: Build) -> Self {
+        self.clBuildProgram = build;
         self
     }
 
