@@ -70,11 +70,12 @@ fn declared(tokens: &mut Tokens) -> Option<u64> {
         if !matches!(token, Token::Word(_)) {
             return None;
         }
-        let (mut count, mut dimensions, mut unsized_at) = (1u64, 0, None);
+        let (mut variables, mut count) = (1u64, 1u64);
+        let (mut dimensions, mut unsized_at) = (0, None);
         token = tokens.next()?;
         // Names with a number of variables: v<100>.
         if token == Token::Mark(b'<') {
-            count = tokens.number()?;
+            variables = tokens.number()?;
             (tokens.next()? == Token::Mark(b'>')).then_some(())?;
             token = tokens.next()?;
         }
@@ -95,9 +96,11 @@ fn declared(tokens: &mut Tokens) -> Option<u64> {
             (Some(0), 1) => count = count.saturating_mul(values),
             _ => return None,
         }
+        // Each variable is aligned, the elements of an array are not.
         let bytes = element.saturating_mul(count);
         let bytes = bytes.checked_next_multiple_of(align.max(1));
-        all = all.saturating_add(bytes.unwrap_or(u64::MAX));
+        let bytes = bytes.unwrap_or(u64::MAX).saturating_mul(variables);
+        all = all.saturating_add(bytes);
         match token {
             Token::Mark(b';') => return Some(all),
             Token::Mark(b',') => token = tokens.next()?,
@@ -343,6 +346,8 @@ mod tests {
             (".global .b32 a = 5, b[3];", 16),
             (".global .v4 .f32 v<10000000>;", 160_000_000),
             (".global .align 1048576 .b8 small;", 1 << 20),
+            (".global .align 128 .b8 v<100>;", 12_800),
+            (".global .align 128 .b8 v<100>[3], w[3];", 12_928),
             (".visible.global .b8 joined[9];.global.v4.f32 x[2];", 9 + 32),
             (".file 1 \"/*\"\n.global .b8 x[11];\n.file 2 \"*/\"", 11),
             (".file 1 \"a.extern\"\n.global .b8 x[11];", 11),
