@@ -27,7 +27,11 @@ use super::{
     waiting::PutOff,
 };
 use crate::{
-    apis::cuda::{Cuda, Kind, LEGACY, calls::Request, codes},
+    apis::cuda::{
+        Cuda, Kind, LEGACY,
+        calls::{Request, Source},
+        codes,
+    },
     link::endpoint::Gone,
     session::{
         backend::{Backend, Fences, QueueKey},
@@ -275,6 +279,9 @@ fn may_block(request: &Request) -> bool {
         | Request::Await(_)
         | Request::PointerDevice(_)
         | Request::Describe(_) => false,
+        // In the order of a stream: with its work, not before the call returns.
+        Request::Free(call) => call.stream.is_none(),
+        Request::Allocate(call) => matches!(call.source, Source::Device()),
         Request::Forward(call) => !super::forwarding::returns_at_once(call.function),
         Request::Post(call) => !super::forwarding::returns_at_once(call.function),
         _ => true,
@@ -531,7 +538,8 @@ impl Server {
 
     /// Executes a request, or defers it until the driver does not need to wait in it.
     fn begin(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
-        if self.backend.has_pending() && may_block(&request) {
+        let waits = may_block(&request) || self.synchronizes_here(&request);
+        if waits && self.backend.has_pending() {
             self.wait_for_functions(header, request, rounds);
             return Ok(());
         }

@@ -60,5 +60,8 @@ mod testing;
 #[cfg(test)]
 #[cfg(not(loom))]
 mod turns_tests;
+#[cfg(test)]
+#[cfg(not(loom))]
+mod waiting_tests;
 
 pub use backend::{CudaBackend, Server};

@@ -114,8 +114,7 @@ impl Server {
             Ok(raw) => raw,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
-        let left = self.backend.left.contains(&context);
-        if left || self.backend.captures.is_any() || self.stays(header) {
+        if self.is_left_to_driver(context) || self.stays(header) {
             let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
             if waited.is_ok() {
                 self.backend.left.remove(&context);
@@ -132,6 +131,17 @@ impl Server {
             }
             Err(code) => self.answer(header, &Err::<(), i32>(code)),
         }
+    }
+
+    /// Whether only the driver can wait for all work of a context: of destroyed streams, or beside captures, which
+    /// fences might invalidate.
+    fn is_left_to_driver(&self, context: u32) -> bool {
+        self.backend.left.contains(&context) || self.backend.captures.is_any()
+    }
+
+    /// Whether the driver waits in this request for a context, with this thread.
+    pub(super) fn synchronizes_here(&self, request: &Request) -> bool {
+        matches!(request, Request::ContextSynchronize(call) if self.is_left_to_driver(call.context))
     }
 
     /// Records that a stream is about to be destroyed while its work continues.

@@ -1,0 +1,194 @@
+//! What waits while a client function is due, with the stand-in for the driver.
+
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::Duration,
+};
+
+use super::{Server, testing};
+use crate::{
+    apis::cuda::calls::{Allocate, ContextSynchronize, Free, HostFunction, Post, Request, Source},
+    link::{
+        bell::Futex,
+        endpoint::Receiver,
+        port_bell::Waker,
+        ring::Consumer,
+        window::{Slice, Window},
+    },
+    wire::{
+        Flags,
+        messages::{ANSWER, Call},
+    },
+};
+
+/// Longer than anything takes, unless it hangs.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A worker before the stand-in, with a context and a stream for a client function.
+struct Worker {
+    server: Server,
+    taken: Receiver<Slice, Waker>,
+    answers: Receiver<Slice, Futex>,
+    window: Arc<Window>,
+    body: Vec<u8>,
+    context: u32,
+    stream: u32,
+    sequence: u64,
+}
+
+impl Worker {
+    fn new() -> Self {
+        let (mut server, taken, window) = testing::server();
+        let patience = Duration::from_millis(1);
+        let answers = Receiver::new(Consumer::new(window.answers(), Futex { patience }));
+        let context = testing::made(&mut server, 0, "cuCtxCreate_v2", &[0, 0]);
+        let stream = testing::made(&mut server, context, "cuStreamCreate", &[1]);
+        Self {
+            server,
+            taken,
+            answers,
+            window,
+            body: Vec::new(),
+            context,
+            stream,
+            sequence: 0,
+        }
+    }
+
+    fn post_forwarded(&mut self, symbol: &str, words: &[u64]) {
+        let (function, arguments) = testing::arguments(symbol, words);
+        let context = self.context;
+        let call = Post {
+            context,
+            function,
+            arguments,
+        };
+        let header = testing::posted(Post::OPCODE);
+        self.server.serve(header, Request::Post(call)).unwrap();
+    }
+
+    /// Sends a request that is to be answered; its number.
+    fn ask(&mut self, opcode: u16, request: Request) -> u64 {
+        self.sequence += 1;
+        let mut header = testing::posted(opcode);
+        (header.flags, header.sequence) = (Flags::ANSWER, self.sequence);
+        self.server.serve(header, request).unwrap();
+        self.sequence
+    }
+
+    fn allocate(&mut self, source: Source) -> u64 {
+        let call = Allocate {
+            context: self.context,
+            size: 4096,
+            source,
+        };
+        self.ask(Allocate::OPCODE, Request::Allocate(call))
+    }
+
+    /// Submits a client function, which is due until [`Self::set`].
+    fn call_function(&mut self) {
+        let call = HostFunction {
+            context: self.context,
+            stream: self.stream,
+            number: 1,
+            done: self.window.data(),
+            lasting: false,
+            told: false,
+        };
+        let header = testing::posted(HostFunction::OPCODE);
+        let request = Request::HostFunction(call);
+        self.server.serve(header, request).unwrap();
+    }
+
+    fn set(&self) {
+        let word = self.window.at(self.window.data(), 4);
+        let word = word.unwrap().cast::<u32>();
+        // SAFETY: an aligned word of the window, which the driver's thread polls.
+        unsafe { word.write_volatile(1) };
+    }
+
+    /// The number of the next call that is answered, if one has been.
+    fn answered(&mut self) -> Option<u64> {
+        while let Some(header) = self.answers.poll(&mut self.body).unwrap() {
+            if header.opcode == ANSWER {
+                assert_eq!(self.body[..4], [0; 4], "{header:?}");
+                return Some(header.sequence);
+            }
+        }
+        None
+    }
+
+    /// Serves until this call is answered.
+    fn await_answer(&mut self, sequence: u64) {
+        while self.answered() != Some(sequence) {
+            self.server.turn(&mut self.taken, &mut self.body).unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+/// Fails if this does not end.
+fn within_patience(work: impl FnOnce() + Send + 'static) {
+    let (tell, told) = mpsc::channel();
+    thread::spawn(move || {
+        work();
+        let _ = tell.send(());
+    });
+    told.recv_timeout(PATIENCE).unwrap();
+}
+
+#[test]
+fn work_that_is_left_is_not_waited_for_while_a_function_is_due() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        let call = Allocate {
+            context: worker.context,
+            size: 64,
+            source: Source::Device(),
+        };
+        let word = worker.server.allocate(&call).unwrap();
+        let context = worker.context;
+        let left = testing::made(&mut worker.server, context, "cuStreamCreate", &[1]);
+        worker.post_forwarded("cuStreamWaitValue32_v2", &[left.into(), word, 1, 0]);
+        worker.post_forwarded("cuStreamDestroy_v2", &[left.into()]);
+        assert!(worker.server.backend.left.contains(&context));
+        worker.call_function();
+        let request = Request::ContextSynchronize(ContextSynchronize { context });
+        let waits = worker.ask(ContextSynchronize::OPCODE, request);
+        assert_eq!(worker.answered(), None);
+        let stream = worker.stream.into();
+        worker.post_forwarded("cuStreamWriteValue32_v2", &[stream, word, 1, 0]);
+        worker.set();
+        worker.await_answer(waits);
+    });
+}
+
+#[test]
+fn memory_in_stream_order_does_not_wait_for_functions() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        let stream = Source::Stream(worker.stream);
+        let call = Allocate {
+            context: worker.context,
+            size: 4096,
+            source: Source::Stream(worker.stream),
+        };
+        let address = worker.server.allocate(&call).unwrap();
+        worker.call_function();
+        let allocated = worker.allocate(stream);
+        assert_eq!(worker.answered(), Some(allocated));
+        let free = Free {
+            context: worker.context,
+            address,
+            stream: Some(worker.stream),
+        };
+        let freed = worker.ask(Free::OPCODE, Request::Free(free));
+        assert_eq!(worker.answered(), Some(freed));
+        // The driver may wait for all work in this.
+        let waits = worker.allocate(Source::Device());
+        assert_eq!(worker.answered(), None);
+        worker.set();
+        worker.await_answer(waits);
+    });
+}
