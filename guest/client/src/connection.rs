@@ -137,10 +137,11 @@ impl<D: Driver> Connection<D> {
             .as_ref()
     }
 
-    /// The connection of the process that this one was forked from, if that has started.
+    /// The connection of the process that this one was forked from, until this one tries its own: whether or not that
+    /// has started, blocks that were allocated in its window are here.
     pub(crate) fn of_parent(&self) -> Option<&'static Link<D>> {
         self.known()
-            .filter(|_| self.is_forked())?
+            .filter(|known| !known.by.is_own())?
             .link
             .get()?
             .as_ref()

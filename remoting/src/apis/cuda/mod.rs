@@ -116,7 +116,7 @@ impl Api for Cuda {
             | Request::ContextSynchronize(_)
             | Request::EventSynchronize(_)
             | Request::Await(_) => Cost::Nothing("waits for what others have submitted"),
-            // Of a load, the device sees a copy of the image and of its variables. No quota counts the variables.
+            // Of a load, the device sees a copy of the image and of its variables, which the quota counts.
             Request::Load(_) | Request::Link(_) => {
                 Cost::Nothing("compiles on the host, for longer than a turn may last")
             }
