@@ -86,6 +86,11 @@ impl Worker {
                  started: --heap and --window say how much"
             );
         }
+        if let Some(connection) = &connection {
+            // The other side sees the end now, even if no close ends.
+            // SAFETY: a plain call.
+            unsafe { libc::shutdown(connection.as_raw_fd(), libc::SHUT_RDWR) };
+        }
         // The worker may have sent its application's files by any of them.
         closer.close((connection, self.channel, self.control));
         let _ = remover.send(self.remains);

@@ -171,16 +171,22 @@ fn files_of_a_machine_that_do_not_close_hold_nobody_up() {
     let pool = Pool::of(folder.path(), "opencl,cuda");
     let port = Port::new();
     let hello = Hello::client::<OpenCl>();
-    let (interrupt, _peer) = lingering();
-    let machine = port.attach_with(&pool, (0, interrupt), ApiId::OpenCl, hello);
-    assert_eq!(machine.said(), READY);
-    machine.worker.shutdown(Shutdown::Write).unwrap();
-    // Its worker has ended.
-    assert_eq!((&machine.worker).read(&mut [0]).unwrap(), 0);
+    // Longer than anything takes, unless it hangs.
+    let patience = Some(Duration::from_secs(120));
+    let mut peers = Vec::new();
+    // More than there are threads that close files.
+    for slice in 0..34 {
+        let (interrupt, peer) = lingering();
+        peers.push(peer);
+        let machine = port.attach_with(&pool, (slice, interrupt), ApiId::OpenCl, hello);
+        machine.worker.set_read_timeout(patience).unwrap();
+        assert_eq!(machine.said(), READY);
+        machine.worker.shutdown(Shutdown::Write).unwrap();
+        // Its worker has ended.
+        assert_eq!((&machine.worker).read(&mut [0]).unwrap(), 0);
+    }
     for _ in 0..3 {
         let stream = pool.connect();
-        // Longer than anything takes, unless it hangs.
-        let patience = Some(Duration::from_secs(120));
         stream.set_read_timeout(patience).unwrap();
         socket::send_hello(&stream, hello, &[]).unwrap();
         let (said, _) = socket::receive_hello(&stream).unwrap();
