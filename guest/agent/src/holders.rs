@@ -250,18 +250,40 @@ impl Files {
         }
     }
 
-    /// Finds a sysfs file of the devices that a process has mapped, even if it has closed the file. The format of a
-    /// line is `range access offset device inode path`.
+    /// Finds a sysfs file of the devices that a process has mapped, even if it has closed the file.
     fn mapped_in(&self, process: &Path, left: &mut usize) -> io::Result<Option<String>> {
-        let maps = match fs::File::open(process.join("maps")) {
+        let (found, are_any) = self.among_mappings(process, left)?;
+        if are_any {
+            return Ok(found);
+        }
+        // The first thread may have ended before others, which have the mappings still.
+        let threads = fs::read_dir(process.join("task"));
+        for thread in threads.into_iter().flatten().flatten() {
+            let (found, _) = self.among_mappings(&thread.path(), left)?;
+            if found.is_some() {
+                return Ok(found);
+            }
+        }
+        Ok(None)
+    }
+
+    /// The same for a thread, and whether it has any mappings. The format of a line is `range access offset device inode
+    /// path`.
+    fn among_mappings(
+        &self,
+        thread: &Path,
+        left: &mut usize,
+    ) -> io::Result<(Option<String>, bool)> {
+        let maps = match fs::File::open(thread.join("maps")) {
             Err(error) if matches!(error.raw_os_error(), Some(libc::ENOENT | libc::ESRCH)) => {
-                return Ok(None);
+                return Ok((None, false));
             }
             maps => BufReader::new(maps?),
         };
+        let before = *left;
         let lines = maps.split(b'\n').map_while(Result::ok).take(*left);
         let mut lines = lines.inspect(|_| *left -= 1);
-        Ok(lines.find_map(|line| {
+        let found = lines.find_map(|line| {
             let line = String::from_utf8_lossy(&line);
             let mut fields = line.split_whitespace();
             let (device, inode) = (fields.nth(3)?, fields.next()?);
@@ -273,7 +295,9 @@ impl Files {
                 let path: Vec<_> = fields.collect();
                 path.join(" ")
             })
-        }))
+        });
+        drop(lines);
+        Ok((found, *left < before))
     }
 }
 
@@ -394,6 +418,45 @@ mod tests {
         );
         drop(mapping);
         assert_eq!(files.mapped_in(&own, &mut MOST.clone()).unwrap(), None);
+    }
+
+    #[test]
+    fn what_is_mapped_counts_until_the_last_thread_has_ended() {
+        extern "C" fn stay(_: *mut libc::c_void) -> *mut libc::c_void {
+            loop {
+                // SAFETY: a call without pointers.
+                unsafe { libc::pause() };
+            }
+        }
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(4096).unwrap();
+        let mapping = base::Mapping::shared(&file, 0, 4096, base::Access::ReadWrite).unwrap();
+        let file = OwnedFd::from(file);
+        let files = Files::of_open([&file].into_iter()).unwrap();
+        // SAFETY: the child starts a thread, and ends its first one.
+        let child = unsafe {
+            let child = libc::fork();
+            if child == 0 {
+                let mut thread = 0;
+                let none = std::ptr::null_mut();
+                libc::pthread_create(&raw mut thread, none, stay, none.cast());
+                libc::syscall(libc::SYS_exit, 0);
+            }
+            child
+        };
+        let maps = format!("/proc/{child}/maps");
+        while !fs::read(&maps).unwrap_or_default().is_empty() {
+            std::thread::yield_now();
+        }
+        assert!(files.are_mapped_by(child.cast_unsigned()).unwrap());
+        // SAFETY: calls without pointers but to a local value.
+        unsafe {
+            libc::kill(child, libc::SIGKILL);
+            let mut status = 0;
+            assert_eq!(libc::waitpid(child, &raw mut status, 0), child);
+        }
+        assert!(!files.are_mapped_by(child.cast_unsigned()).unwrap());
+        drop(mapping);
     }
 
     #[test]
