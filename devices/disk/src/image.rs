@@ -160,7 +160,7 @@ pub enum DiskError {
         /// The image.
         path: PathBuf,
     },
-    /// An unsupported format, such as VHD or VDI, or a compressed file.
+    /// An unsupported format, such as VHD or VDI, or a compressed file of a size that no disk has.
     #[error(
         "the disk image {path} is {format}, which is not supported; `{remedy}` makes a raw image \
          of it{}", if *.detected { ", or state image_type=raw if it is one" } else { "" }
@@ -305,7 +305,8 @@ enum Kind {
     Qcow2,
     /// Another format of disk images.
     Foreign,
-    /// A compressed file; the command decompresses it. Guests may write such files to raw disks.
+    /// A compressed file; the command decompresses it. Guests may write such files to raw disks, which stay raw then:
+    /// otherwise the VM could neither boot again nor be restored.
     Compressed(&'static str),
 }
 
@@ -326,6 +327,11 @@ impl Signature {
             name,
             kind,
         }
+    }
+
+    /// Whether it is the signature of a disk image.
+    fn is_image(&self) -> bool {
+        !matches!(self.kind, Kind::Compressed(_))
     }
 
     /// The command that makes a raw image of it.
@@ -389,8 +395,8 @@ const LUKS: &[u8] = b"LUKS\xba\xbe";
 /// The format other than raw that an image starting with `head` would be opened as, or would be
 /// refused as. Not compressed files: writing one to a disk is no attempt to disguise the disk.
 pub(super) fn foreign_format(head: &[u8]) -> Option<&'static str> {
-    let is_image = |found: &&Signature| !matches!(found.kind, Kind::Compressed(_));
-    signature(head).filter(is_image).map(|found| found.name)
+    let found = signature(head).filter(|found| found.is_image());
+    found.map(|found| found.name)
 }
 
 fn signature(head: &[u8]) -> Option<&'static Signature> {
@@ -740,14 +746,30 @@ fn find_type(options: &DiskOptions, file: &mut File) -> Result<ImageType, DiskEr
         ImageType::Raw => return Ok(ImageType::Raw),
         ImageType::Qcow2 | ImageType::Unknown => {}
     }
-    let (head, tail) = read_ends(file).map_err(|source| DiskError::Inspect {
+    let (head, tail, size) = read_ends(file).map_err(|source| DiskError::Inspect {
         path: path(),
         action: "read",
         source,
     })?;
+    let at_start = signature(&head);
     let at_end = || signature(&tail).filter(|found| found.name == VHD);
-    match signature(&head).or_else(at_end) {
+    let image = at_start.filter(|found| found.is_image()).or_else(at_end);
+    match image.or(at_start) {
         Some(found) if found.kind == Kind::Qcow2 => Ok(ImageType::Qcow2),
+        Some(found)
+            if options.image_type == ImageType::Unknown
+                && !found.is_image()
+                && size.is_multiple_of(SECTOR) =>
+        {
+            log::warn!(
+                "disk {} begins like a file that is {}: the guest sees it as it is; if it is a disk image that has \
+                 yet to be decompressed, `{}` does that",
+                options.path.display(),
+                found.name,
+                found.remedy()
+            );
+            Ok(ImageType::Raw)
+        }
         Some(found) if options.image_type == ImageType::Unknown => Err(DiskError::Unsupported {
             path: path(),
             format: found.name,
@@ -768,8 +790,8 @@ fn find_type(options: &DiskOptions, file: &mut File) -> Result<ImageType, DiskEr
     }
 }
 
-/// The first and the last sector (a VHD has its signature at the end).
-fn read_ends(file: &mut File) -> io::Result<([u8; 512], [u8; 512])> {
+/// The first and the last sector (a VHD has its signature at the end), and the size in bytes.
+fn read_ends(file: &mut File) -> io::Result<([u8; 512], [u8; 512], u64)> {
     let (mut head, mut tail) = ([0; 512], [0; 512]);
     let size = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
@@ -777,5 +799,5 @@ fn read_ends(file: &mut File) -> io::Result<([u8; 512], [u8; 512])> {
     file.read_exact(&mut head[..count])?;
     file.seek(SeekFrom::Start(size.saturating_sub(SECTOR)))?;
     file.read_exact(&mut tail[..count])?;
-    Ok((head, tail))
+    Ok((head, tail, size))
 }
