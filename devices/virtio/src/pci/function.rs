@@ -133,6 +133,11 @@ impl VirtioPciFunction {
         })
     }
 
+    #[cfg(test)]
+    pub(super) fn transport(&self) -> Arc<Transport> {
+        Arc::clone(&self.transport)
+    }
+
     /// Whether a configuration access touches the data window into the BAR.
     fn touches_window(&self, offset: usize, len: usize) -> bool {
         let window = self.access_capability + PciAccess::DATA;

@@ -38,6 +38,8 @@ struct Seen {
     resets: usize,
     /// The host does not respond.
     busy: bool,
+    /// For how long it was waited for, each time.
+    waits: Vec<Duration>,
 }
 
 impl Seen {
@@ -91,7 +93,9 @@ impl VirtioDevice for Device {
         Ok(())
     }
     fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
-        if self.seen.lock().unwrap().busy {
+        let mut seen = self.seen.lock().unwrap();
+        seen.waits.push(patience);
+        if seen.busy {
             return Err(Unanswered {
                 what: "the test's storage".to_owned(),
                 requests: 3,
@@ -124,9 +128,12 @@ impl VirtioDevice for Device {
         self.state = serde_json::from_value(state)?;
         Ok(())
     }
+    fn counters(&self) -> Vec<(&'static str, u64)> {
+        vec![("waits", self.seen.lock().unwrap().waits.len() as u64)]
+    }
 }
 
-fn plug(rig: &Rig) -> (Bdf, Arc<Mutex<Seen>>) {
+fn function(rig: &Rig) -> (VirtioPciFunction, Arc<Mutex<Seen>>) {
     let seen = Arc::<Mutex<Seen>>::default();
     let device = Device {
         seen: Arc::clone(&seen),
@@ -134,6 +141,11 @@ fn plug(rig: &Rig) -> (Bdf, Arc<Mutex<Seen>>) {
         config: [1, 2, 3, 4, 5, 6, 7, 8],
     };
     let function = VirtioPciFunction::new(Box::new(device), resources(rig)).unwrap();
+    (function, seen)
+}
+
+fn plug(rig: &Rig) -> (Bdf, Arc<Mutex<Seen>>) {
+    let (function, seen) = function(rig);
     (rig.plug(function), seen)
 }
 
@@ -638,6 +650,37 @@ fn an_unplugged_device_stops_and_cannot_be_started_again() {
         bar.write(common::STATUS as u64, &[status]);
     }
     assert_eq!(seen.lock().unwrap().activations, 1);
+}
+
+#[test]
+fn a_driver_that_asks_again_for_a_reset_keeps_nobody_waiting() {
+    let rig = Rig::new();
+    let (function, seen) = function(&rig);
+    let transport = function.transport();
+    let bdf = rig.plug(function);
+    let driver = started(&rig, bdf);
+    seen.lock().unwrap().busy = true;
+    driver.set_status(0);
+    driver.set_status(0);
+    let waits = seen.lock().unwrap().waits.clone();
+    assert_eq!(waits.len(), 2);
+    assert!(waits[0] > Duration::ZERO && waits[1] == Duration::ZERO);
+    for _ in 0..100 {
+        let before = seen.lock().unwrap().waits.len() as u64;
+        let locked = transport.locked();
+        std::thread::scope(|scope| {
+            let control = scope.spawn(|| transport.counters());
+            while !transport.is_awaited() {
+                std::thread::yield_now();
+            }
+            drop(locked);
+            driver.set_status(0);
+            // It asked first, so it comes first.
+            assert_eq!(control.join().unwrap(), [("waits", before)]);
+        });
+    }
+    seen.lock().unwrap().busy = false;
+    assert_eq!(driver.status(), 0);
 }
 
 #[test]

@@ -2,16 +2,17 @@
 
 use std::{
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
 };
 
-use base::{Chain, Unpoisoned};
+use base::Chain;
 use device_model::{
     bus::BusDevice,
     doorbell::Doorbells,
+    fair_lock::FairLock,
     lifecycle::{ActivateError, StateError, Unanswered},
     memory::GuestMemory,
 };
@@ -38,8 +39,8 @@ const UNSUPPORTED_FEATURES: u64 = 1 << 34 | 1 << 37 | 1 << 38 | 1 << 39 | 1 << 4
 /// How long a pause waits for the host to complete a device's requests.
 const PAUSE_PATIENCE: Duration = Duration::from_secs(20);
 
-/// How long the status write that resets a device blocks. After that the driver polls until the
-/// reset is complete.
+/// How long the first status write that resets a device blocks. After that the driver polls until
+/// the reset is complete.
 const RESET_PATIENCE: Duration = Duration::from_millis(100);
 
 /// Status bits that a driver may set.
@@ -96,7 +97,9 @@ pub(super) struct TransportParts {
 
 /// All state behind the BAR.
 pub(super) struct Transport {
-    registers: Mutex<Registers>,
+    /// Fair: vCPUs that access them again and again, each time for up to [`RESET_PATIENCE`], do not keep the thread
+    /// that owns the VM out.
+    registers: FairLock<Registers>,
     interrupt: Arc<Interrupt>,
     msix: Arc<MsixTable>,
     kicks: Arc<[EventFd]>,
@@ -149,7 +152,7 @@ impl Transport {
             .map(|&size| QueueRegisters::new(size))
             .collect();
         Self {
-            registers: Mutex::new(Registers {
+            registers: FairLock::new(Registers {
                 device,
                 memory,
                 doorbells,
@@ -177,7 +180,19 @@ impl Transport {
     }
 
     fn lock(&self) -> MutexGuard<'_, Registers> {
-        self.registers.lock_unpoisoned()
+        self.registers.lock()
+    }
+
+    /// Holds the lock of the registers.
+    #[cfg(test)]
+    pub(super) fn locked(&self) -> impl Sized + '_ {
+        self.lock()
+    }
+
+    /// Whether a thread waits for the registers, or is about to acquire them.
+    #[cfg(test)]
+    pub(super) fn is_awaited(&self) -> bool {
+        self.registers.is_awaited()
     }
 
     /// The BAR is decoded at another address, or no longer.
@@ -450,7 +465,11 @@ impl Registers {
     /// Implements the status protocol (3.1.1).
     fn write_status(&mut self, value: u8) {
         if value == 0 {
-            self.try_reset(RESET_PATIENCE);
+            // A driver that asks once more does not wait again: others wait for the registers meanwhile.
+            self.try_reset(match self.resetting {
+                true => Duration::ZERO,
+                false => RESET_PATIENCE,
+            });
             return;
         }
         if matches!(self.run, Run::Gone) || self.resetting {
