@@ -31,6 +31,76 @@ pub fn touched(mapping: &Mapping, within: Range<usize>) -> Option<Vec<Range<usiz
     }
 }
 
+/// Finds touched memory, range by range from the start of a mapping to its end.
+///
+/// tmpfs goes through all data up to the next hole at each call. It is asked once for each part that is data, not for
+/// each range: that would take a time that grows with the square of the part's size. Holes are not remembered, because
+/// they may be written before their range's turn. A remembered part that has become a hole only takes longer: its bytes
+/// are zero.
+#[derive(Debug, Default)]
+pub struct Search {
+    /// The part of the mapping that was last found to be data, up to the next hole.
+    data: Range<usize>,
+    /// Number of parts that were found.
+    #[cfg(test)]
+    found: usize,
+}
+
+impl Search {
+    /// As [`touched`]; of a remembered part, parts that are zero meanwhile may be among them.
+    pub fn touched(
+        &mut self,
+        mapping: &Mapping,
+        within: Range<usize>,
+    ) -> Option<Vec<Range<usize>>> {
+        match mapping.file_system() {
+            FileSystem::Tmpfs if mapping.is_shared() => {
+                self.in_file(mapping, mapping.file()?, within).ok()
+            }
+            FileSystem::Tmpfs | FileSystem::Hugetlbfs | FileSystem::Other => {
+                touched(mapping, within)
+            }
+        }
+    }
+
+    fn in_file(
+        &mut self,
+        mapping: &Mapping,
+        file: &File,
+        within: Range<usize>,
+    ) -> io::Result<Vec<Range<usize>>> {
+        let offset = mapping.offset();
+        let mut parts = Vec::new();
+        let mut at = within.start;
+        while at < within.end {
+            if !self.data.contains(&at) {
+                let end = offset + within.end as u64;
+                let start = seek(file, offset + at as u64, libc::SEEK_DATA)?;
+                // Data behind this range is left to its own range. Its end would be looked for in each range before it.
+                let Some(start) = start.filter(|&start| start < end) else {
+                    break;
+                };
+                let end = offset + mapping.size() as u64;
+                let stop = seek(file, start, libc::SEEK_HOLE)?.unwrap_or(end).min(end);
+                if stop <= start {
+                    // It was taken away between the two calls: ask again.
+                    continue;
+                }
+                // Within the mapping.
+                self.data = (start - offset) as usize..(stop - offset) as usize;
+                #[cfg(test)]
+                {
+                    self.found += 1;
+                }
+            }
+            let part = at.max(self.data.start)..self.data.end.min(within.end);
+            at = part.end;
+            parts.push(part);
+        }
+        Ok(parts)
+    }
+}
+
 /// The parts of memory that nothing has used yet that may contain other bytes than zero; otherwise as [`touched`]. Private
 /// memory still is its file then.
 pub fn initial(mapping: &Mapping) -> Option<Vec<Range<usize>>> {
@@ -181,6 +251,79 @@ mod tests {
                 assert_eq!(starts, [2 * MIB], "{folder:?}");
             }
         }
+    }
+
+    /// Shared memory of tmpfs.
+    fn shared(size: usize) -> Mapping {
+        let backing = Backing {
+            shared: true,
+            ..Backing::default()
+        };
+        let mapping = Mapping::new(size as u64, &backing, 0).unwrap();
+        assert_eq!(mapping.file_system(), FileSystem::Tmpfs);
+        mapping
+    }
+
+    #[test]
+    fn a_search_by_ranges_finds_what_one_of_all_memory_does() {
+        const PAGE: usize = 4096;
+        const PAGES: usize = 64;
+        let mut random = 7_u64;
+        for _ in 0..200 {
+            let mapping = shared(PAGES * PAGE);
+            let mut bit = || {
+                random = random
+                    .wrapping_mul(6_364_136_223_846_793_005)
+                    .wrapping_add(1);
+                random >> 61
+            };
+            let mut is_data = false;
+            for page in 0..PAGES {
+                // Runs of a few pages.
+                is_data ^= bit() == 0;
+                if is_data {
+                    write(&mapping, page * PAGE);
+                }
+            }
+            let all = touched(&mapping, 0..PAGES * PAGE).unwrap();
+            let step = PAGE * (1 + bit() as usize);
+            let mut search = Search::default();
+            let mut found: Vec<Range<usize>> = Vec::new();
+            for start in (0..PAGES * PAGE).step_by(step) {
+                let within = start..(PAGES * PAGE).min(start + step);
+                for part in search.touched(&mapping, within.clone()).unwrap() {
+                    assert!(within.start <= part.start && part.end <= within.end);
+                    match found.last_mut() {
+                        Some(last) if last.end == part.start => last.end = part.end,
+                        _ => found.push(part),
+                    }
+                }
+            }
+            assert_eq!(found, all);
+            assert_eq!(search.found, all.len(), "each part is gone through once");
+        }
+    }
+
+    #[test]
+    fn a_search_sees_what_was_a_hole_when_it_asked_before() {
+        // Less than a huge page in all.
+        const UNIT: usize = 64 << 10;
+        let mapping = shared(8 * UNIT);
+        write(&mapping, 0);
+        let mut search = Search::default();
+        assert_eq!(search.touched(&mapping, 0..UNIT).unwrap().len(), 1);
+        assert!(search.touched(&mapping, UNIT..2 * UNIT).unwrap().is_empty());
+        // Behind the hole, and in front of data that was there before.
+        write(&mapping, 3 * UNIT);
+        let parts = search.touched(&mapping, 2 * UNIT..4 * UNIT).unwrap();
+        assert_eq!((parts.len(), parts[0].start), (1, 3 * UNIT));
+        write(&mapping, 5 * UNIT);
+        write(&mapping, 4 * UNIT);
+        let parts = search.touched(&mapping, 4 * UNIT..8 * UNIT).unwrap();
+        let starts: Vec<_> = parts.iter().map(|part| part.start).collect();
+        assert_eq!(starts, [4 * UNIT, 5 * UNIT]);
+        // It may begin anywhere.
+        assert_eq!(search.touched(&mapping, 0..UNIT).unwrap().len(), 1);
     }
 
     /// Memory of huge pages; `None`, and a word about it, if the host has none.

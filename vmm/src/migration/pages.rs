@@ -256,6 +256,7 @@ impl Departing {
                 _ => watched.words()?,
             };
             watched.hold_back(&mut words, round, hold_back);
+            let mut search = data::Search::default();
             for first in (0..words.len()).step_by(STEP) {
                 let last = words.len().min(first + STEP);
                 let step = &mut words[first..last];
@@ -267,7 +268,7 @@ impl Departing {
                 let pages = first as u64 * BLOCK_PAGES
                     ..watched.region.pages().min(last as u64 * BLOCK_PAGES);
                 let there = match round {
-                    0 => self.present(index, &pages),
+                    0 => self.present(index, &pages, &mut search),
                     _ => None,
                 };
                 let step = words[first..last].to_vec();
@@ -345,13 +346,20 @@ impl Departing {
     }
 
     /// Which of the pages have ever been touched; `None` if unknown. Untouched pages are zero at the destination, too.
-    fn present(&self, index: usize, pages: &Range<u64>) -> Option<Vec<bool>> {
+    /// Their writes must be tracked already: whatever is untouched now and written later is in the next round.
+    fn present(
+        &self,
+        index: usize,
+        pages: &Range<u64>,
+        search: &mut data::Search,
+    ) -> Option<Vec<bool>> {
         let region = &self.regions[index].region;
         let count = (pages.end - pages.start) as usize;
         if region.mapping.file().is_some() {
             let bytes = |page: u64| (page * PAGE) as usize;
             let mut there = vec![false; count];
-            for part in data::touched(&region.mapping, bytes(pages.start)..bytes(pages.end))? {
+            let within = bytes(pages.start)..bytes(pages.end);
+            for part in search.touched(&region.mapping, within)? {
                 let first = part.start / PAGE as usize - pages.start as usize;
                 let end = part.end.div_ceil(PAGE as usize) - pages.start as usize;
                 there[first..end].fill(true);
@@ -373,9 +381,10 @@ impl Departing {
         for index in 0..self.regions.len() {
             let region = &self.regions[index].region;
             let step = STEP as u64 * BLOCK_PAGES;
+            let mut search = data::Search::default();
             for first in (0..region.pages()).step_by(step as usize) {
                 let pages = first..region.pages().min(first + step);
-                let there = self.present(index, &pages);
+                let there = self.present(index, &pages, &mut search);
                 for page in pages.clone() {
                     let at = (page - first) as usize;
                     if there.as_ref().is_none_or(|there| there[at]) {
@@ -673,6 +682,34 @@ mod tests {
         assert!((0..pages).all(|page| !arriving.regions[0].is_touched(page)));
         let error = arriving.place(&[run(true, pages), run(true, 1)]);
         assert!(error.unwrap_err().to_string().contains("more pages"));
+    }
+
+    #[test]
+    fn the_hash_of_shared_memory_misses_no_page_that_was_written() {
+        let pages = 4 * STEP as u64 * BLOCK_PAGES;
+        let step = STEP as u64 * BLOCK_PAGES;
+        // In one part over several steps, and at the edges of steps.
+        let written = (3..2 * step + 5).chain([3 * step - 1, 3 * step, pages - 1]);
+        let written: Vec<_> = written.collect();
+        let hash = |shared, left_out: Option<u64>| {
+            let backing = Backing {
+                shared,
+                ..Backing::default()
+            };
+            let mapping = Arc::new(Mapping::new(pages * PAGE, &backing, 0).unwrap());
+            let region = Region { guest: 0, mapping };
+            for page in written.iter().filter(|page| Some(**page) != left_out) {
+                // SAFETY: within the mapping, which nothing else uses.
+                unsafe { region.page_address(*page).write(7) };
+            }
+            Departing::unwatched(vec![region]).hash()
+        };
+        // All of private memory is read, because there is no page map.
+        let all = hash(false, None);
+        assert_eq!(hash(true, None), all);
+        for page in [3, step, 3 * step, pages - 1] {
+            assert_ne!(hash(true, Some(page)), all, "{page}");
+        }
     }
 
     #[test]
