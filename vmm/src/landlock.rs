@@ -1,6 +1,7 @@
 //! Landlock: restricts the process to the files that its configuration names.
 
 use std::{
+    cell::RefCell,
     error::Error,
     io,
     path::{Path, PathBuf},
@@ -88,17 +89,29 @@ pub fn restrict_to(paths: &[PathBuf], read_only: &[PathBuf]) -> Result<(), Landl
 }
 
 fn enforce(rules: Vec<Rule>) -> Result<(), LandlockError> {
+    thread_local! {
+        /// The rules that this thread enforced last.
+        static IN_FORCE: RefCell<Vec<Rule>> = const { RefCell::new(Vec::new()) };
+    }
+    // Restrictions add up, and the kernel has room for 16 of them. The same rules again would restrict nothing more.
+    if IN_FORCE.with_borrow(|in_force| *in_force == rules) {
+        return Ok(());
+    }
     let all = AccessFs::from_all(VERSION);
     let mut set = Ruleset::default().handle_access(all)?.create()?;
-    for (path, access) in rules {
-        let fd = PathFd::new(&path).map_err(|source| LandlockError::Path { path, source })?;
-        set = set.add_rule(PathBeneath::new(fd, access))?;
+    for (path, access) in &rules {
+        let fd = PathFd::new(path).map_err(|source| LandlockError::Path {
+            path: path.clone(),
+            source,
+        })?;
+        set = set.add_rule(PathBeneath::new(fd, *access))?;
     }
     let status = set.restrict_self()?;
     if status.ruleset == RulesetStatus::NotEnforced {
         return Err(LandlockError::Unsupported);
     }
     RESTRICTED.store(true, Ordering::Relaxed);
+    IN_FORCE.set(rules);
     log::info!(
         "Landlock: access to files is restricted ({:?})",
         status.ruleset
@@ -227,6 +240,25 @@ mod tests {
             allows("/dev/userfaultfd"),
             Path::new("/dev/userfaultfd").exists()
         );
+    }
+
+    #[test]
+    fn the_same_restriction_can_be_asked_for_any_number_of_times() {
+        if version().is_none() {
+            eprintln!("not tested: this kernel has no Landlock");
+            return;
+        }
+        let restricted = std::thread::spawn(|| {
+            let paths = [std::env::temp_dir()];
+            for _ in 0..20 {
+                restrict_to(&paths, &[]).unwrap();
+            }
+            // Other rules are enforced, too.
+            std::fs::read_dir(&paths[0]).unwrap();
+            restrict_to(&[], &[]).unwrap();
+            std::fs::read_dir(&paths[0]).unwrap_err();
+        });
+        restricted.join().unwrap();
     }
 
     #[test]
