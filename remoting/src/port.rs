@@ -116,7 +116,7 @@ pub mod registers {
 pub struct Apis(u32);
 
 impl Apis {
-    /// All APIs.
+    /// All APIs that one port may have at once: native contexts have ports of their own.
     pub const ALL: Self = Self(ApiId::OpenCl.number() | ApiId::Cuda.number() << 8);
 
     /// A single API.
@@ -600,6 +600,9 @@ mod tests {
             assert_eq!(one.number(), api.number());
             assert_eq!(one.interface(), registers::INTERFACE);
             assert_eq!(one.first(), Some(api));
+        }
+        assert_eq!(Apis::ALL.known().count(), 2);
+        for api in Apis::ALL.known() {
             assert!(Apis::ALL.may_have(api.number()));
             assert_eq!(Apis::ALL.of_application(api.number()), Some(api));
         }
