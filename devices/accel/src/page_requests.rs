@@ -39,7 +39,7 @@ pub enum Fault {
     #[error("has sent files, and this process has as many open as it may (raise its hard limit)")]
     FilesLost,
     /// It has sent something else than a request.
-    #[error("has sent what is no request for pages")]
+    #[error("has sent an invalid page request")]
     NoRequest,
     /// It has sent another file.
     #[error(transparent)]

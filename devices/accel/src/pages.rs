@@ -52,7 +52,7 @@ struct Shown {
 #[derive(Debug, thiserror::Error)]
 pub enum Refused {
     /// A file is none of the devices'.
-    #[error("has sent a file that is no device file of NVIDIA's")]
+    #[error("has sent a file that is not an NVIDIA device file")]
     NoDevice,
     /// What the worker is answered.
     #[error(transparent)]
@@ -92,7 +92,7 @@ impl Pages {
     /// even if the worker is killed.
     ///
     /// # Errors
-    /// A file is no device file of the right kind. Others are answered, `EINVAL`: the range is not within the
+    /// A file is not an NVIDIA device file. Others are answered, `EINVAL`: the range is not within the
     /// BAR, or not what was placed. `EEXIST`: something is shown there. `ENOSPC`: too many ranges.
     /// `ENODEV`: the device's pages were revoked. Otherwise those of mmap(2).
     pub fn carry_out(&self, request: PageRequest, files: &mut Vec<OwnedFd>) -> Result<(), Refused> {

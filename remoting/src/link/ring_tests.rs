@@ -439,7 +439,7 @@ mod model {
     /// sleeper is told of every `told`th.
     fn check(lines: usize, frames: &'static [usize], told: usize) {
         let mut model = loom::model::Builder::new();
-        // LOOM_MAX_PREEMPTIONS asks for more: three take 500 times as long.
+        // LOOM_MAX_PREEMPTIONS asks for more. With three, all models took 48 minutes beside other tests.
         model.preemption_bound.get_or_insert(2);
         model.check(move || {
             let ring = Watched::new(lines);

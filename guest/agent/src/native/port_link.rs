@@ -137,7 +137,7 @@ impl Link {
         let hello = Hello::check(&reply, &[nvidia::SPOKEN]).map_err(io::Error::other)?;
         if hello.form != Form::Port {
             return Err(io::Error::other(
-                "the worker's window is no slice of a port",
+                "invalid window of the worker: not a slice of a port",
             ));
         }
         Window::check(hello.window, hello.ring).map_err(io::Error::other)?;
