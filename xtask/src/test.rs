@@ -45,7 +45,7 @@ fn needed() -> Vec<(&'static str, &'static str)> {
 
 /// Minutes after which a whole run (`--all`) begins no nested scenario. `.ci/run` took 54 minutes on one host with two CPUs, and over 105
 /// on another.
-const MINUTES: u64 = 70;
+const MINUTES: u64 = 80;
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -67,7 +67,7 @@ pub struct Options {
     #[arg(long, value_name = "COMMIT", conflicts_with_all = ["words", "no_rig"])]
     #[arg(num_args = 0..=1, default_missing_value = "HEAD")]
     changed: Option<String>,
-    /// After so many minutes (70 with --all), nested scenarios are skipped that have not begun, and failed
+    /// After so many minutes (80 with --all), nested scenarios are skipped that have not begun, and failed
     /// tests are not repeated.
     #[arg(long)]
     minutes: Option<u64>,

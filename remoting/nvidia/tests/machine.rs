@@ -11,7 +11,7 @@ use std::{
         unix::net::UnixStream,
     },
     path::PathBuf,
-    process::{Child, Command},
+    process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
     time::{Duration, Instant},
@@ -78,6 +78,8 @@ impl Pool {
         let process = Command::new(std::env::current_exe().expect("it is known"))
             .args(["--exact", test, "--test-threads=1", "--nocapture"])
             .env(PATH, &path)
+            // The lines of this process's tests stay whole.
+            .stdout(Stdio::null())
             .spawn()
             .expect("it starts");
         Self {

@@ -80,13 +80,13 @@ pub fn lowered(pool: &Pool) -> Result<()> {
 
 /// A pool uses the hard limit for itself, and serves no more applications than it has room for.
 pub fn bounded(pool: &Pool) -> Result<()> {
-    // 64 for itself, and 8 for each of two.
-    let program = ["prlimit", "--nofile=40:80"];
+    // 64 for itself, and 9 for each of two.
+    let program = ["prlimit", "--nofile=40:82"];
     let release = pool.release.clone();
     let options = ["--spare", "1"];
     let pool = Pool::under(&program, Way::Rings, "bounded", release, &options)?;
     // It listens before it prints this.
-    let said = "2 applications are served at a time, as this process may have 80";
+    let said = "2 applications are served at a time, as this process may have 82";
     wait_for("the pool to say its bound", || {
         Ok(pool.log()?.contains(said))
     })?;
@@ -99,7 +99,7 @@ pub fn bounded(pool: &Pool) -> Result<()> {
         .lines()
         .find(|line| line.starts_with("Max open files"));
     let files: Vec<_> = files.unwrap_or_default().split_whitespace().collect();
-    ensure!(files[3..5] == ["40", "80"], "{limits}");
+    ensure!(files[3..5] == ["40", "82"], "{limits}");
     Ok(())
 }
 
