@@ -95,29 +95,52 @@ pub fn is_served(path: &Path) -> io::Result<()> {
 
 /// Listens at a path; creates its directory if needed. A stale socket that nobody listens on is
 /// left over from a killed process and is replaced. Anything else at the path is kept and is an
-/// error.
+/// error. The umask decides who may connect.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
     make_room(path)?;
     UnixListener::bind(path)
 }
 
-/// The same for connections that carry packets (`SOCK_SEQPACKET`).
-pub fn listen_for_packets(path: &Path) -> io::Result<UnixListener> {
-    /// As for [`UnixListener::bind`].
-    const QUEUE: libc::c_int = 128;
+/// The same for a socket to which no user but the own one, and root, may connect.
+pub fn listen_privately(path: &Path) -> io::Result<UnixListener> {
     make_room(path)?;
+    bind_privately(path)
+}
+
+/// As [`listen_privately`], for connections that carry packets (`SOCK_SEQPACKET`).
+pub fn listen_for_packets(path: &Path) -> io::Result<UnixListener> {
+    make_room(path)?;
+    bind(path, libc::SOCK_SEQPACKET)
+}
+
+/// Listens at a path where there is no file, so that no user but the own one, and root, may connect.
+///
+/// # Errors
+///
+/// As [`UnixListener::bind`].
+pub fn bind_privately(path: &Path) -> io::Result<UnixListener> {
+    bind(path, libc::SOCK_STREAM)
+}
+
+fn bind(path: &Path, kind: libc::c_int) -> io::Result<UnixListener> {
+    /// As many waiting connections as the host allows.
+    const QUEUE: libc::c_int = -1;
     let address = address(path)?;
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
     // SAFETY: calls without pointers; a new descriptor that has no other owner; an address whose
     // size is passed with it.
     unsafe {
-        let fd = libc::socket(libc::AF_UNIX, kind, 0);
+        let fd = libc::socket(libc::AF_UNIX, kind | libc::SOCK_CLOEXEC, 0);
         if fd < 0 {
             return Err(io::Error::last_os_error());
         }
         let listener = UnixListener::from_raw_fd(fd);
         let size = size_of_val(&address) as libc::socklen_t;
-        if libc::bind(fd, (&raw const address).cast(), size) < 0 || libc::listen(fd, QUEUE) < 0 {
+        // The file gets the socket's mode, less the umask. If the mode of the file were changed later, others
+        // could connect in between.
+        if libc::fchmod(fd, 0o600) < 0
+            || libc::bind(fd, (&raw const address).cast(), size) < 0
+            || libc::listen(fd, QUEUE) < 0
+        {
             return Err(io::Error::last_os_error());
         }
         Ok(listener)
@@ -424,6 +447,34 @@ mod tests {
         let nobody = listener.accept().unwrap_err();
         assert_eq!(nobody.kind(), io::ErrorKind::WouldBlock);
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_private_socket_is_private_from_the_start() {
+        use std::os::unix::fs::PermissionsExt;
+        let folder = tempfile::tempdir().unwrap();
+        let seen = |changes: u32| {
+            // SAFETY: plain calls on a new descriptor, and a name that ends with a zero byte.
+            unsafe {
+                let fd = libc::inotify_init1(libc::IN_NONBLOCK | libc::IN_CLOEXEC);
+                assert!(fd >= 0);
+                let name = std::ffi::CString::new(folder.path().as_os_str().as_bytes()).unwrap();
+                assert!(libc::inotify_add_watch(fd, name.as_ptr(), changes) >= 0);
+                fs::File::from_raw_fd(fd)
+            }
+        };
+        for listen in [listen_privately, listen_for_packets] {
+            let path = folder.path().join("socket");
+            let (created, changed) = (seen(libc::IN_CREATE), seen(libc::IN_ATTRIB));
+            let listener = listen(&path).unwrap();
+            let mode = fs::metadata(&path).unwrap().permissions().mode();
+            assert_eq!(mode & 0o777, 0o600);
+            let mut events = [0; 512];
+            assert!((&created).read(&mut events).unwrap() > 0);
+            let error = (&changed).read(&mut events).unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::WouldBlock, "no later change");
+            drop(listener);
+        }
     }
 
     #[test]

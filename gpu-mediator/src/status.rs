@@ -2,12 +2,8 @@
 //! each client that connects.
 
 use std::{
-    fs,
     io::{self, Read},
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixListener, UnixStream},
-    },
+    os::unix::net::{UnixListener, UnixStream},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -64,8 +60,7 @@ pub fn path(socket: &Path) -> PathBuf {
 
 /// Opens a non-blocking socket that only this user can reach.
 pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
-    let listener = socket::listen(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    let listener = socket::listen_privately(path)?;
     listener.set_nonblocking(true)?;
     Ok(listener)
 }

@@ -1,11 +1,8 @@
 //! The process: a thread for each tunnel.
 
 use std::{
-    fs, io,
-    os::unix::{
-        fs::PermissionsExt,
-        net::{UnixListener, UnixStream},
-    },
+    io,
+    os::unix::net::{UnixListener, UnixStream},
     path::Path,
     sync::{
         Arc, Mutex,
@@ -40,8 +37,7 @@ struct Said {
 
 /// Listens for VMMs of this user.
 pub fn listen(path: &Path) -> io::Result<UnixListener> {
-    let listener = base::socket::listen(path)?;
-    fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+    let listener = base::socket::listen_privately(path)?;
     base::socket::refuse_files(&listener);
     Ok(listener)
 }

@@ -105,19 +105,36 @@ pub struct NamedSocket {
 }
 
 impl NamedSocket {
-    /// Listens at `path`. A stale socket file, on which no process listens, is replaced.
+    /// Listens at `path`. A stale socket file, on which no process listens, is replaced. The umask decides who may
+    /// connect.
     ///
     /// # Errors
     ///
     /// If another process listens there, if the file is not a socket, or if it cannot be created.
     pub fn listen(path: &Path) -> Result<Self, NameError> {
+        Self::bind(path, |path| UnixListener::bind(path))
+    }
+
+    /// The same for a socket to which no user but the own one, and root, may connect.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::listen`].
+    pub fn listen_privately(path: &Path) -> Result<Self, NameError> {
+        Self::bind(path, base::socket::bind_privately)
+    }
+
+    fn bind(
+        path: &Path,
+        bind: impl FnOnce(&Path) -> io::Result<UnixListener>,
+    ) -> Result<Self, NameError> {
         let failed = |source| NameError::Bind {
             path: path.to_owned(),
             source,
         };
         let _lock = lock_folder(path);
         make_way(path)?;
-        let listener = UnixListener::bind(path).map_err(failed)?;
+        let listener = bind(path).map_err(failed)?;
         let file = SocketFile {
             path: path.to_owned(),
             identity: fs::symlink_metadata(path).ok().map(|file| identity(&file)),

@@ -169,7 +169,7 @@ impl Server {
         group: Option<&str>,
         seats: Seats,
     ) -> Result<Self, Error> {
-        let listener = socket::listen(path).map_err(failed("listen on", path))?;
+        let listener = socket::listen_privately(path).map_err(failed("listen on", path))?;
         socket::refuse_files(&listener);
         listener
             .set_nonblocking(true)

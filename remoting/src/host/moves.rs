@@ -15,10 +15,7 @@ use std::{
     io::{self, BufRead, BufReader, Read, Write},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd},
-        unix::{
-            fs::PermissionsExt,
-            net::{UnixListener, UnixStream},
-        },
+        unix::net::{UnixListener, UnixStream},
     },
     path::Path,
     sync::{
@@ -256,8 +253,7 @@ impl Moves {
             wake: Arc::new(wake),
         };
         if let Some(path) = path {
-            let listener = socket::listen(path)?;
-            std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))?;
+            let listener = socket::listen_privately(path)?;
             socket::refuse_files(&listener);
             let post = post.clone();
             thread::Builder::new()

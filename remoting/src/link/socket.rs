@@ -10,8 +10,8 @@ use std::{
 };
 
 pub use base::socket::{
-    FilesLost, connect, listen, process, receive, receive_exact, refuse_files, send, set_blocking,
-    user,
+    FilesLost, connect, listen, listen_privately, process, receive, receive_exact, refuse_files,
+    send, set_blocking, user,
 };
 
 use crate::wire::hello::{self, Hello};

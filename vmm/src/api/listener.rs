@@ -1,10 +1,10 @@
 //! The API's listening socket.
 
 use std::{
-    fs, io,
+    io,
     os::{
         fd::{FromRawFd, OwnedFd, RawFd},
-        unix::{fs::PermissionsExt, net::UnixListener},
+        unix::net::UnixListener,
     },
     path::{Path, PathBuf},
     str::FromStr,
@@ -46,14 +46,6 @@ pub enum ListenError {
     /// The socket cannot be created at this path.
     #[error("cannot serve the API")]
     Name(#[from] NameError),
-    /// Other users could connect.
-    #[error("cannot keep others from the API socket {path}")]
-    Mode {
-        /// Its path.
-        path: PathBuf,
-        /// The cause.
-        source: io::Error,
-    },
     /// The inherited descriptor is not a listening socket.
     #[error("descriptor {fd} is no listening Unix socket")]
     Inherited {
@@ -83,13 +75,7 @@ impl Listener {
     }
 
     fn bind(path: &Path) -> Result<Self, ListenError> {
-        let NamedSocket { listener, file } = NamedSocket::listen(path)?;
-        fs::set_permissions(path, fs::Permissions::from_mode(0o600)).map_err(|source| {
-            ListenError::Mode {
-                path: path.to_owned(),
-                source,
-            }
-        })?;
+        let NamedSocket { listener, file } = NamedSocket::listen_privately(path)?;
         Ok(Self {
             socket: listener,
             file: Some(file),
@@ -135,7 +121,10 @@ impl Listener {
 
 #[cfg(test)]
 mod tests {
-    use std::os::fd::IntoRawFd;
+    use std::{
+        fs,
+        os::{fd::IntoRawFd, unix::fs::PermissionsExt},
+    };
 
     use super::*;
 

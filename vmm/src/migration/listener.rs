@@ -160,7 +160,7 @@ impl Listener {
                 fails_since: None,
             }),
             Address::Unix(path) => {
-                let listener = base::socket::listen(&path).map_err(failed)?;
+                let listener = base::socket::listen_privately(&path).map_err(failed)?;
                 listener.set_nonblocking(true).map_err(failed)?;
                 Socket::Unix(listener, path)
             }
