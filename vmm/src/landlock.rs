@@ -3,7 +3,8 @@
 use std::{
     cell::RefCell,
     error::Error,
-    io,
+    fs, io,
+    os::unix::fs::FileTypeExt,
     path::{Path, PathBuf},
     sync::atomic::{AtomicBool, Ordering},
 };
@@ -28,10 +29,11 @@ static RESTRICTED: AtomicBool = AtomicBool::new(false);
 #[derive(Debug, thiserror::Error)]
 pub enum LandlockError {
     /// The kernel does not support Landlock.
-    #[error(
-        "this kernel has no Landlock: go without --landlock and --paths, or boot it with landlock in lsm="
-    )]
-    Unsupported,
+    #[error("this kernel has no Landlock: {instead}, or boot it with landlock in lsm=")]
+    Unsupported {
+        /// How to go without it.
+        instead: &'static str,
+    },
     /// A rule cannot be created.
     #[error("cannot allow access to {}", path.display())]
     Path {
@@ -63,7 +65,7 @@ pub fn version() -> Option<u32> {
 pub fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), LandlockError> {
     let mut rules = paths(config)?;
     rules.extend(source.map(restored).unwrap_or_default());
-    enforce(rules)
+    enforce(rules, "use a VM without landlock_enable (--landlock)")
 }
 
 /// What a restore from a snapshot opens, on demand, too: without a capability, only the device allows it.
@@ -75,20 +77,24 @@ fn restored(source: &Path) -> Vec<Rule> {
 }
 
 /// Restricts the calling thread, and all threads that it starts from now on, to files that any VM may need, to these
-/// files and directories, and to reading the latter ones. Those that do not exist are left out.
-pub fn restrict_to(paths: &[PathBuf], read_only: &[PathBuf]) -> Result<(), LandlockError> {
+/// files and directories, and to reading the latter ones. Those that do not exist are left out. The error of a kernel
+/// without Landlock says what to do `instead`.
+pub fn restrict_to(
+    paths: &[PathBuf],
+    read_only: &[PathBuf],
+    instead: &'static str,
+) -> Result<(), LandlockError> {
     let mut rules = common();
-    let all = AccessFs::from_all(VERSION);
-    let whole = paths.iter().map(|path| (path.as_path(), all));
-    let tap = (Path::new("/dev/net/tun"), all);
+    let whole = paths.iter().map(|path| (path.as_path(), change()));
+    let tap = (Path::new("/dev/net/tun"), write());
     let read_only = read_only.iter().map(|path| (path.as_path(), read()));
     let rights = whole.chain([tap]).chain(read_only);
     let rights = rights.filter(|(path, _)| path.exists());
     rules.extend(rights.map(|(path, access)| (path.to_owned(), access)));
-    enforce(rules)
+    enforce(rules, instead)
 }
 
-fn enforce(rules: Vec<Rule>) -> Result<(), LandlockError> {
+fn enforce(rules: Vec<Rule>, instead: &'static str) -> Result<(), LandlockError> {
     thread_local! {
         /// The rules that this thread enforced last.
         static IN_FORCE: RefCell<Vec<Rule>> = const { RefCell::new(Vec::new()) };
@@ -108,7 +114,7 @@ fn enforce(rules: Vec<Rule>) -> Result<(), LandlockError> {
     }
     let status = set.restrict_self()?;
     if status.ruleset == RulesetStatus::NotEnforced {
-        return Err(LandlockError::Unsupported);
+        return Err(LandlockError::Unsupported { instead });
     }
     RESTRICTED.store(true, Ordering::Relaxed);
     IN_FORCE.set(rules);
@@ -144,6 +150,22 @@ fn write() -> landlock::BitFlags<AccessFs> {
     read() | AccessFs::WriteFile | AccessFs::Truncate
 }
 
+/// Access for writing to files and sockets, and for creating and removing them, but not for reading other files.
+fn create() -> landlock::BitFlags<AccessFs> {
+    AccessFs::ReadDir
+        | AccessFs::WriteFile
+        | AccessFs::Truncate
+        | AccessFs::MakeReg
+        | AccessFs::MakeSock
+        | AccessFs::RemoveFile
+}
+
+/// Access for whatever a VMM does with files of its user: for reading and replacing them, too. It creates no device
+/// files, FIFOs or links, and executes nothing.
+fn change() -> landlock::BitFlags<AccessFs> {
+    read() | create() | AccessFs::MakeDir
+}
+
 /// What any machine may open, now or later.
 fn common() -> Vec<Rule> {
     let mut rules: Vec<Rule> = vec![
@@ -176,20 +198,25 @@ fn common() -> Vec<Rule> {
     rules
 }
 
+/// Where access is needed to create a file or a socket: its directory. The file of a memory zone may itself be one.
+/// A device or a named pipe is there already, and its directory has others. `None` if it is a pipe without a name
+/// (`/dev/stdout`), which needs no rule.
+fn place(path: &Path) -> Option<PathBuf> {
+    let kind = fs::metadata(path).map(|file| file.file_type()).ok();
+    let is_special =
+        |kind: &fs::FileType| kind.is_char_device() || kind.is_block_device() || kind.is_fifo();
+    match path.parent() {
+        _ if kind.as_ref().is_some_and(is_special) => path.canonicalize().ok(),
+        _ if kind.is_some_and(|kind| kind.is_dir()) => Some(path.to_owned()),
+        Some(parent) if parent != Path::new("") => Some(parent.to_owned()),
+        _ => Some(PathBuf::from(".")),
+    }
+}
+
 /// Every path that the machine will open, with the access that it needs.
 pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     let (read, write) = (read(), write());
     let mut rules = common();
-    // To create a file, access to its directory is needed. The file of a memory zone may itself be
-    // a directory.
-    let created = |path: &Path| {
-        let directory = match path.parent() {
-            _ if path.is_dir() => path,
-            Some(parent) if parent != Path::new("") => parent,
-            _ => Path::new("."),
-        };
-        (directory.to_owned(), AccessFs::from_all(VERSION))
-    };
     // A VM that was saved or comes from another host needs these only when it boots again, and may not have them here.
     let payload = &config.payload;
     let payload = payload.kernel.iter().chain(&payload.initramfs);
@@ -200,26 +227,31 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
         let rule = match file.access {
             FileAccess::Read => (file.path, read),
             FileAccess::Write => (file.path, write),
-            FileAccess::Create => created(&file.path),
+            FileAccess::Create => match place(&file.path) {
+                Some(place) => (place, create()),
+                None => continue,
+            },
         };
         if !rules.contains(&rule) {
             rules.push(rule);
         }
     }
     for zone in config.memory.zones.iter().flatten() {
-        rules.extend(zone.file.iter().map(|path| created(path)));
+        let place = zone.file.as_deref().and_then(place);
+        rules.extend(place.map(|place| (place, read | create())));
     }
     let consoles = [
         (&config.serial.file, &config.serial.socket),
         (&config.debug_console.file, &None),
     ];
     for (file, socket) in consoles {
-        rules.extend(file.iter().chain(socket).map(|path| created(path)));
+        let places = file.iter().chain(socket).filter_map(|path| place(path));
+        rules.extend(places.map(|place| (place, create())));
     }
     for rule in config.landlock_rules.iter().flatten() {
         let access = match rule.access.as_str() {
             "r" => read,
-            "w" | "rw" | "wr" => AccessFs::from_all(VERSION),
+            "w" | "rw" | "wr" => change(),
             other => return Err(LandlockError::Access(other.to_owned())),
         };
         rules.push((rule.path.clone(), access));
@@ -251,14 +283,88 @@ mod tests {
         let restricted = std::thread::spawn(|| {
             let paths = [std::env::temp_dir()];
             for _ in 0..20 {
-                restrict_to(&paths, &[]).unwrap();
+                restrict_to(&paths, &[], "").unwrap();
             }
             // Other rules are enforced, too.
-            std::fs::read_dir(&paths[0]).unwrap();
-            restrict_to(&[], &[]).unwrap();
-            std::fs::read_dir(&paths[0]).unwrap_err();
+            fs::read_dir(&paths[0]).unwrap();
+            restrict_to(&[], &[], "").unwrap();
+            fs::read_dir(&paths[0]).unwrap_err();
         });
         restricted.join().unwrap();
+    }
+
+    #[test]
+    fn a_created_file_opens_no_other_file_of_its_folder() {
+        if version().is_none() {
+            eprintln!("not tested: this kernel has no Landlock");
+            return;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let at = |name: &str| dir.path().join(name);
+        fs::create_dir(at("saved")).unwrap();
+        fs::write(at("other"), "secret").unwrap();
+        let config: VmConfig = serde_json::from_value(serde_json::json!({
+            "payload": {"kernel": "/k"},
+            "serial": {"mode": "File", "file": at("serial.log")},
+            "vsock": {"cid": 3, "socket": at("vsock")},
+            "landlock_rules": [{"path": at("saved"), "access": "rw"}],
+        }))
+        .unwrap();
+        let refused = std::thread::scope(|scope| {
+            let restricted = scope.spawn(|| {
+                restrict(&config, None).unwrap();
+                // What the VM's devices do.
+                let mut options = fs::OpenOptions::new();
+                options.append(true).create(true);
+                options.open(at("serial.log")).unwrap();
+                fs::File::create(at("serial.log")).unwrap();
+                let socket = devices::named_socket::NamedSocket::listen(&at("vsock")).unwrap();
+                drop(socket);
+                assert!(!at("vsock").exists());
+                // What a snapshot does.
+                fs::create_dir(at("saved/one")).unwrap();
+                fs::write(at("saved/one/state.new"), "state").unwrap();
+                fs::rename(at("saved/one/state.new"), at("saved/one/state")).unwrap();
+                assert_eq!(fs::read(at("saved/one/state")).unwrap(), b"state");
+                fs::remove_file(at("saved/one/state")).unwrap();
+                // What it has no reason to do.
+                let mut refused = vec![fs::read(at("other")).map(drop)];
+                for folder in ["", "saved/"] {
+                    let path = |name: &str| at(&format!("{folder}{name}"));
+                    refused.push(std::os::unix::fs::symlink("/", path("link")));
+                    let name = std::ffi::CString::new(path("fifo").to_str().unwrap()).unwrap();
+                    // SAFETY: a name that ends with a zero byte.
+                    let made = unsafe { libc::mkfifo(name.as_ptr(), 0o600) };
+                    refused.push(match made {
+                        0 => Ok(()),
+                        _ => Err(io::Error::last_os_error()),
+                    });
+                }
+                refused
+            });
+            restricted.join().unwrap()
+        });
+        for outcome in refused {
+            let error = outcome.unwrap_err();
+            assert_eq!(error.kind(), io::ErrorKind::PermissionDenied);
+        }
+    }
+
+    #[test]
+    fn a_console_on_a_device_opens_no_other_device() {
+        let config = |file: &str| {
+            let serial = serde_json::json!({"mode": "File", "file": file});
+            let config = serde_json::json!({"payload": {"kernel": "/k"}, "serial": serial});
+            paths(&serde_json::from_value(config).unwrap()).unwrap()
+        };
+        let places = |rules: Vec<Rule>| rules.into_iter().map(|(place, _)| place);
+        let mut device = places(config("/dev/full"));
+        assert!(device.any(|place| place == Path::new("/dev/full")));
+        let mut all = places(config("/dev/full"));
+        assert!(!all.any(|place| place == Path::new("/dev")));
+        let (pipe, _other) = std::io::pipe().unwrap();
+        let number = std::os::fd::AsRawFd::as_raw_fd(&pipe);
+        assert_eq!(place(Path::new(&format!("/proc/self/fd/{number}"))), None);
     }
 
     #[test]

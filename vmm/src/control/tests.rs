@@ -276,6 +276,46 @@ fn a_vm_that_is_restored_is_restricted_by_landlock() {
 }
 
 #[test]
+fn a_kernel_without_landlock_refuses_what_only_it_limits() {
+    use seccompiler::{SeccompAction, SeccompFilter, TargetArch};
+
+    let folder = tempfile::tempdir().unwrap();
+    let said = |body: serde_json::Value| {
+        let asked = move || {
+            // As a kernel answers that was built or booted without it.
+            let rules = [(libc::SYS_landlock_create_ruleset, Vec::new())].into();
+            let missing = SeccompAction::Errno(libc::EOPNOTSUPP as u32);
+            let filter =
+                SeccompFilter::new(rules, SeccompAction::Allow, missing, TargetArch::x86_64);
+            let program: seccompiler::BpfProgram = filter.unwrap().try_into().unwrap();
+            seccompiler::apply_filter(&program).unwrap();
+            ask(&mut control(), "vm.receive-migration", &body, Vec::new())
+                .unwrap_err()
+                .to_string()
+        };
+        thread::spawn(asked).join().unwrap()
+    };
+    let socket = format!("unix:{}", folder.path().join("m").display());
+    let paths = [folder.path()];
+    for (body, advice) in [
+        (
+            json!({"receiver_url": "tcp:127.0.0.1:0"}),
+            ["unix:", "--tls-dir"],
+        ),
+        (
+            json!({"receiver_url": socket, "paths": paths}),
+            ["without --paths", "lsm="],
+        ),
+    ] {
+        let is_limited = body.get("paths").is_some();
+        let said = said(body);
+        assert!(advice.iter().all(|part| said.contains(part)), "{said}");
+        assert!(!said.contains("--landlock"), "{said}");
+        assert_eq!(said.contains("--paths"), is_limited, "{said}");
+    }
+}
+
+#[test]
 fn a_port_that_other_hosts_reach_needs_certificates() {
     let body = json!({"receiver_url": "tcp:0.0.0.0:0"});
     let said = refused(&mut control(), "vm.receive-migration", &body);

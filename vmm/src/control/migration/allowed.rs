@@ -21,6 +21,8 @@ pub(super) struct Allowed {
     names: Vec<PathBuf>,
     /// What it may only read.
     read_only: Vec<PathBuf>,
+    /// What to do on a kernel without Landlock.
+    instead: &'static str,
 }
 
 impl Allowed {
@@ -39,7 +41,13 @@ impl Allowed {
             [readable, writable].map(|rules| rules.into_iter().map(|rule| rule.path.clone()));
         let named = request.paths.iter().flatten().cloned();
         let common = COMMON.map(PathBuf::from);
+        let instead = match (is_open, request.paths.is_some()) {
+            (false, _) => "go without --paths",
+            (true, false) => "listen at a unix: socket, or with --tls-dir",
+            (true, true) => "listen at a unix: socket, or with --tls-dir, and go without --paths",
+        };
         Some(Self {
+            instead,
             names: named.chain(renamed).chain(writable).collect(),
             read_only: readable.chain(common).collect(),
         })
@@ -62,7 +70,7 @@ impl Allowed {
             _ => path.clone(),
         };
         let paths: Vec<_> = self.names.iter().map(existing).collect();
-        landlock::restrict_to(&paths, &self.read_only)
+        landlock::restrict_to(&paths, &self.read_only, self.instead)
     }
 
     fn all(&self) -> impl Iterator<Item = &PathBuf> {
