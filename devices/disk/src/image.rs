@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::{
     SECTOR,
     geometry::{self, Geometry},
-    io::{self as disk_io, AsyncIo},
+    io::{self as disk_io, AsyncIo, FormatGuard},
     lock::{self, LockGranularity, Scope},
     pool::{Blocking, Pool},
     qcow2::Qcow2Image,
@@ -399,6 +399,12 @@ pub(super) fn foreign_format(head: &[u8]) -> Option<&'static str> {
     found.map(|found| found.name)
 }
 
+/// The format that an image whose last sector is `tail` would be refused as.
+pub(super) fn ends_like_foreign(tail: &[u8]) -> Option<&'static str> {
+    let found = signature(tail).filter(|found| found.name == VHD);
+    found.map(|found| found.name)
+}
+
 fn signature(head: &[u8]) -> Option<&'static Signature> {
     SIGNATURES.iter().find(|its| {
         let there = head.get(its.offset..);
@@ -506,7 +512,8 @@ impl Disk {
             backend: Backend::Raw(Arc::new(file)),
             memory: disk_io::Path {
                 alignment: geometry.memory_alignment,
-                guard_format: options.image_type == ImageType::Unknown,
+                guard: (options.image_type == ImageType::Unknown)
+                    .then(|| FormatGuard::new(file_size)),
             },
             geometry,
             size: file_size,
@@ -644,14 +651,14 @@ impl Disk {
             Backend::Qcow2(image) => Arc::clone(image) as _,
             Backend::Raw(file) => {
                 if self.io_uring {
-                    match Uring::new(Arc::clone(file), self.memory, depth) {
+                    match Uring::new(Arc::clone(file), self.memory.clone(), depth) {
                         Ok(ring) => return Ok(Box::new(ring)),
                         Err(error) => say_once_why_not_io_uring(&error),
                     }
                 }
                 Arc::new(BlockingRaw {
                     file: Arc::clone(file),
-                    path: self.memory,
+                    path: self.memory.clone(),
                 })
             }
         };
@@ -691,6 +698,9 @@ impl Disk {
             return Err(refuse("the block device is smaller; grow it first"));
         }
         self.size = size;
+        if let Some(guard) = &self.memory.guard {
+            guard.set_size(size);
+        }
         Ok(())
     }
 }

@@ -5,14 +5,20 @@ use std::{
     collections::VecDeque,
     io,
     ptr::NonNull,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use device_model::memory::GuestRam;
 use vm_memory::{GuestAddress, GuestMemoryBackend, bitmap::Bitmap};
 use vmm_sys_util::eventfd::EventFd;
 
-use super::image::foreign_format;
+use super::{
+    SECTOR,
+    image::{ends_like_foreign, foreign_format},
+};
 
 /// Maximum number of vectors that the kernel accepts in one call (`UIO_MAXIOV`).
 pub const MAX_VECTORS: usize = 1024;
@@ -209,12 +215,58 @@ impl Buffers {
 }
 
 /// Constraints on transfers between memory and the image.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug)]
 pub(super) struct Path {
     /// Required alignment of memory addresses and lengths (`O_DIRECT`); 1: none.
     pub alignment: usize,
-    /// Writes must not turn the image into another format (see [`foreign_format`]).
-    pub guard_format: bool,
+    /// Present if writes must not turn the image into another format.
+    pub guard: Option<FormatGuard>,
+}
+
+/// Refuses writes to the first and the last sector of a raw image that would make it look like another format.
+#[derive(Clone, Debug)]
+pub(super) struct FormatGuard {
+    /// Offset of the last sector, which the disk and all its engines share.
+    tail: Arc<AtomicU64>,
+}
+
+impl FormatGuard {
+    /// Guards an image of `size` bytes.
+    pub fn new(size: u64) -> Self {
+        let guard = Self {
+            tail: Arc::default(),
+        };
+        guard.set_size(size);
+        guard
+    }
+
+    /// Sets the image's size in bytes.
+    pub fn set_size(&self, size: u64) {
+        let tail = size.saturating_sub(SECTOR);
+        self.tail.store(tail, Ordering::Relaxed);
+    }
+
+    /// The offset of the last sector within `len` bytes at `offset`.
+    fn tail_in(&self, offset: u64, len: u64) -> Option<u64> {
+        let tail = self.tail.load(Ordering::Relaxed).checked_sub(offset)?;
+        (tail < len).then_some(tail)
+    }
+
+    /// Whether a write of `len` bytes to `offset` has to be examined.
+    fn covers(&self, offset: u64, len: u64) -> bool {
+        offset == 0 || self.tail_in(offset, len).is_some()
+    }
+
+    /// The format that the image would look like with these bytes at `offset`.
+    fn foreign_format(&self, offset: u64, bytes: &[u8]) -> Option<&'static str> {
+        let head = (offset == 0).then(|| foreign_format(bytes)).flatten();
+        let tail = || {
+            // Fits, because it is less than the length.
+            let tail = self.tail_in(offset, bytes.len() as u64)? as usize;
+            ends_like_foreign(&bytes[tail..])
+        };
+        head.or_else(tail)
+    }
 }
 
 /// A request to the image, with everything that the kernel needs until it completes.
@@ -269,17 +321,19 @@ impl Io {
 
     /// The next vectors to pass to the kernel, at `self.offset`. They and the memory that they
     /// describe stay valid until `advance` is called, or the `Io` is moved or dropped.
-    pub(super) fn vectors(&mut self, path: Path) -> io::Result<&[libc::iovec]> {
-        let guarded = path.guard_format
-            && self.offset == 0
-            && matches!(self.operation, Operation::Write { .. });
-        if !guarded && self.buffers.is_aligned(path.alignment) {
+    pub(super) fn vectors(&mut self, path: &Path) -> io::Result<&[libc::iovec]> {
+        let is_write = matches!(self.operation, Operation::Write { .. });
+        let guard = path.guard.as_ref().filter(|_| is_write);
+        let guard = guard.filter(|guard| guard.covers(self.offset, self.buffers.len()));
+        if guard.is_none() && self.buffers.is_aligned(path.alignment) {
             self.bounce_vector.iov_len = 0;
             let vectors = self.buffers.remaining();
             return Ok(&vectors[..vectors.len().min(MAX_VECTORS)]);
         }
         self.fill_bounce(MAX_BOUNCE)?;
-        if guarded && let Some(format) = foreign_format(self.bounced()) {
+        if let Some(guard) = guard
+            && let Some(format) = guard.foreign_format(self.offset, self.bounced())
+        {
             return Err(io::Error::new(
                 io::ErrorKind::PermissionDenied,
                 format!("the write would make the raw image look like {format}"),
@@ -433,7 +487,7 @@ mod tests {
 
     const UNALIGNED: Path = Path {
         alignment: 512,
-        guard_format: false,
+        guard: None,
     };
 
     #[test]
@@ -455,12 +509,12 @@ mod tests {
         buffers.reset(ram.clone());
         assert!(buffers.push(GuestAddress(3), 0x300) && buffers.push(GuestAddress(0x1000), 0x100));
         let mut io = Io::transfer(Operation::Read, 512, buffers, 0);
-        let vector = io.vectors(UNALIGNED).unwrap()[0];
+        let vector = io.vectors(&UNALIGNED).unwrap()[0];
         assert_eq!(vector.iov_len, 0x400);
         io.bounce.as_mut().unwrap().bytes_mut().fill(7);
         assert!(!io.advance(0x200));
         assert_eq!(io.offset, 0x400);
-        io.vectors(UNALIGNED).unwrap();
+        io.vectors(&UNALIGNED).unwrap();
         io.bounce.as_mut().unwrap().bytes_mut().fill(8);
         assert!(io.advance(0x200));
         let mut seen = [0; 0x300];
@@ -477,7 +531,7 @@ mod tests {
             assert!(buffers.push(GuestAddress(1), (1 << 21) - 1));
         }
         let mut io = Io::transfer(Operation::Write { durable: false }, 0, buffers, 0);
-        let vectors = io.vectors(UNALIGNED).unwrap();
+        let vectors = io.vectors(&UNALIGNED).unwrap();
         assert_eq!(vectors.iter().map(|v| v.iov_len).sum::<usize>(), 256 << 10);
     }
 

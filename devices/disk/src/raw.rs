@@ -63,13 +63,13 @@ impl BlockingRaw {
         };
         match io.operation {
             Operation::Read => {
-                let vectors = io.vectors(self.path)?;
+                let vectors = io.vectors(&self.path)?;
                 let count = vectors.len().min(MAX_VECTORS) as i32;
                 // SAFETY: the vectors describe memory that `io` keeps alive.
                 check(unsafe { libc::preadv(fd, vectors.as_ptr(), count, offset) })
             }
             Operation::Write { .. } => {
-                let vectors = io.vectors(self.path)?;
+                let vectors = io.vectors(&self.path)?;
                 let count = vectors.len().min(MAX_VECTORS) as i32;
                 // SAFETY: as above.
                 check(unsafe { libc::pwritev(fd, vectors.as_ptr(), count, offset) })

@@ -74,7 +74,7 @@ impl Uring {
         let Some(io) = self.slots.get_mut(slot).and_then(Option::as_mut) else {
             return;
         };
-        let entry = match entry(io, self.path) {
+        let entry = match entry(io, &self.path) {
             Ok(entry) => entry.user_data(slot as u64),
             Err(error) => return self.finish(slot, Err(error)),
         };
@@ -144,7 +144,7 @@ fn is_transient(error: &io::Error) -> bool {
 }
 
 /// The submission entry for the next step of `io`.
-fn entry(io: &mut Io, path: Path) -> io::Result<squeue::Entry> {
+fn entry(io: &mut Io, path: &Path) -> io::Result<squeue::Entry> {
     let (operation, len) = (io.operation, io.len);
     Ok(match operation {
         Operation::Read => {
@@ -247,7 +247,7 @@ mod tests {
         let file = Arc::new(tempfile::tempfile().unwrap());
         let path = Path {
             alignment: 1,
-            guard_format: false,
+            guard: None,
         };
         let mut uring = match Uring::new(Arc::clone(&file), path, 8) {
             Ok(uring) => uring,

@@ -257,6 +257,37 @@ fn a_guest_may_write_a_compressed_file_to_its_raw_disk() {
 }
 
 #[test]
+fn a_guest_cannot_make_its_raw_disk_end_like_a_vhd() {
+    for io_uring in [true, false] {
+        let image = Image::raw(&pattern(1024));
+        let mut options = image.options();
+        options.disk.io_uring = io_uring;
+        let mut rig = Rig::new(options);
+        let footer = |rig: &mut Rig, sectors: u64, end: u64| {
+            let len = sectors as usize * 512;
+            let mut bytes = vec![7; len];
+            bytes[len - 512..len - 504].copy_from_slice(b"conectix");
+            rig.fill(DATA, &bytes);
+            rig.request(OUT, end - sectors, (DATA, len as u32, 0)).0
+        };
+        // Alone, at the end of a longer write, and of one that takes several steps.
+        for sectors in [1, 2, 1000] {
+            assert_eq!(footer(&mut rig, sectors, 1024), 1, "{sectors}");
+        }
+        // It is no footer elsewhere, and anything else may be at the end.
+        assert_eq!(footer(&mut rig, 2, 1023), 0);
+        rig.fill(DATA, &[7; 1024]);
+        assert_eq!(rig.request(OUT, 1022, (DATA, 1024, 0)).0, 0);
+        // The end moves with the disk's size.
+        rig.blk.handle().resize(2048 * 512).unwrap();
+        assert_eq!(footer(&mut rig, 2, 2048), 1);
+        assert_eq!(footer(&mut rig, 2, 1024), 0);
+        drop(rig);
+        new_blk(image.options()).unwrap();
+    }
+}
+
+#[test]
 fn a_qcow2_image_that_needs_a_command_first_is_refused_with_it() {
     for (features, what, command) in [
         (1, "dirty", "qemu-img check -r all"),
