@@ -11,6 +11,8 @@ use std::{
         Arc,
         atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 const RUNNING: u8 = 0;
@@ -38,11 +40,18 @@ impl Seals {
         self.0.fetch_sub(1, Ordering::SeqCst);
     }
 
-    /// Returns false, and changes nothing, while there are seals.
-    fn close(&self) -> bool {
+    /// Waits this long until there are no seals. Returns false, and changes nothing, if there still are.
+    fn close(&self, patience: Duration) -> bool {
+        const LOOK: Duration = Duration::from_millis(100);
+        let started = Instant::now();
         let order = Ordering::SeqCst;
-        let closed = self.0.compare_exchange(0, CLOSED, order, order);
-        closed.is_ok() || closed == Err(CLOSED)
+        loop {
+            match self.0.compare_exchange(0, CLOSED, order, order) {
+                Ok(_) | Err(CLOSED) => return true,
+                Err(_) if started.elapsed() >= patience => return false,
+                Err(_) => thread::sleep(LOOK),
+            }
+        }
     }
 }
 
@@ -52,9 +61,10 @@ impl Seals {
 pub struct Seal(());
 
 impl Seal {
-    /// Lets no further seal begin. Returns false while one is held: the process must not end then.
-    pub fn close() -> bool {
-        SEALS.close()
+    /// Lets no further seal begin, as soon as none is held. Returns false if one is held for longer than this: if the
+    /// process ends then, neither snapshot is left.
+    pub fn close(patience: Duration) -> bool {
+        SEALS.close(patience)
     }
 }
 
@@ -144,7 +154,7 @@ mod tests {
         let sealed = Writing::new(3);
         sealed.advance(2).unwrap();
         let seal = sealed.seal().unwrap();
-        assert!(!Seal::close());
+        assert!(!Seal::close(Duration::ZERO));
         drop(seal);
         assert!(!sealed.cancel() && !sealed.is_cancelled());
         assert_eq!(sealed.bytes(), (2, 3));
@@ -157,13 +167,18 @@ mod tests {
     #[test]
     fn an_end_never_comes_between_the_begin_and_end_of_a_seal() {
         let seals = Seals(AtomicUsize::new(0));
+        let closes = || seals.close(Duration::ZERO);
         assert!(seals.take() && seals.take());
-        assert!(!seals.close());
+        assert!(!closes());
         seals.give_back();
-        assert!(!seals.close() && seals.take());
+        assert!(!closes() && seals.take());
         seals.give_back();
-        seals.give_back();
-        assert!(seals.close() && seals.close());
-        assert!(!seals.take() && seals.close());
+        // One that ends while it is waited for.
+        thread::scope(|scope| {
+            let closed = scope.spawn(|| seals.close(Duration::MAX));
+            seals.give_back();
+            assert!(closed.join().unwrap());
+        });
+        assert!(closes() && !seals.take() && closes());
     }
 }
