@@ -29,7 +29,7 @@ const ANY_CID: u32 = u32::MAX;
 /// `edu-move PATH ADDRESS` moves its memory, `edu-poke PATH ADDRESS VALUE` has it write 32 bits;
 /// `pci-sleep PATH` puts a device to sleep and wakes it, `pci-reset PATH` resets it; `refuse-eject SLOT STATUS` answers to the
 /// next request to give a device up; `gpu-list`, `gpu-check`, `gpu-m2mf`, `gpu-compute`, `gpu-evict`, `gpu-channels COUNT`, `gpu-submit COUNT`, `gpu-load MIB SECONDS`
-/// and `gpu-misuse WHAT` use [a GPU](crate::nouveau), `gpu-attack`, `gpu-blank` and `gpu-flush COUNT` one
+/// and `gpu-misuse WHAT [FILE]` use [a GPU](crate::nouveau), `gpu-attack`, `gpu-blank` and `gpu-flush COUNT` one
 /// [without a driver](crate::raw_gpu); `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
 /// many seconds that took; `check-memory MIB RATE` [checks](crate::memory_checker) memory, of which it writes so many
 /// MiB a second; `ask PATH LINE` writes a line to a Unix socket and prints the line that is answered;
@@ -78,7 +78,8 @@ pub fn run(args: &[String]) -> Result<()> {
         [command, count, go] if command == "gpu-channels" => {
             nouveau::channels::copy(count.parse()?, Some(go))
         }
-        [command, what] if command == "gpu-misuse" => nouveau::misuse(what),
+        [command, what] if command == "gpu-misuse" => nouveau::misuse(what, None),
+        [command, what, go] if command == "gpu-misuse" => nouveau::misuse(what, Some(go)),
         [command, count] if command == "gpu-submit" => nouveau::submits(count.parse()?),
         [command, size, seconds] if command == "gpu-load" => {
             nouveau::load(size.parse()?, seconds.parse()?)
@@ -100,7 +101,7 @@ pub fn run(args: &[String]) -> Result<()> {
              port-write PORT TEXT, pci-sleep PATH, pci-reset PATH, edu-move PATH ADDRESS, \
              edu-poke PATH ADDRESS VALUE, refuse-eject SLOT STATUS, read-blocks PATH COUNT, \
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
-             gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-channels COUNT [FILE], gpu-misuse WHAT, \
+             gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-channels COUNT [FILE], gpu-misuse WHAT [FILE], \
              gpu-submit COUNT, gpu-load MIB SECONDS, gpu-flush COUNT, gpu-attack, gpu-blank, \
              check-memory MIB RATE, ask PATH LINE, tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),

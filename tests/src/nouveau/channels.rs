@@ -1,10 +1,10 @@
 //! As many channels as a guest's programs can have, each with its own work.
 
-use std::{path::Path, time::Duration};
-
 use anyhow::{Result, ensure};
 
-use super::{Buffer, COPY, COPY_CLASS, GART, Gpu, MAPPABLE, Mapped, VRAM, bind, halves, method};
+use super::{
+    Buffer, COPY, COPY_CLASS, GART, Gpu, MAPPABLE, Mapped, VRAM, bind, halves, method, wait_for,
+};
 
 /// Opens this many channels, and the files they belong to: nouveau (in Linux 6.1) allows 16 per file. It does not
 /// notice when the GPU has no more channels: it writes past the submission pages, and the guest's kernel crashes.
@@ -107,8 +107,8 @@ pub fn copy(count: usize, go: Option<&str>) -> Result<()> {
         ensure!(source != target, "the pages differ at first");
     }
     println!("{count} channels are told");
-    while go.is_some_and(|go| !Path::new(go).exists()) {
-        std::thread::sleep(Duration::from_millis(20));
+    if let Some(go) = go {
+        wait_for(go);
     }
     for worker in &workers {
         worker.copy()?;
