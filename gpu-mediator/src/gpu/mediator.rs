@@ -51,7 +51,10 @@ const GRACE: Duration = Duration::from_millis(2);
 const QUANTUM: Duration = Duration::from_micros(1600);
 const QUANTUM_GRACE: Duration = Duration::from_micros(200);
 /// Interval at which completion words are checked without an interrupt.
-const LOOK: Duration = Duration::from_millis(10);
+pub(super) const LOOK: Duration = Duration::from_millis(10);
+/// The most that counts as GPU time of what passes between two looks. If more passes, the host has not let this process
+/// run, and probably not the GPU's server either.
+const MOST_COUNTED: Duration = Duration::from_secs(1);
 /// Number of failed commands after which a channel ends, since each one costs this process time.
 const MOST_ERRORS: u32 = 1000;
 /// Number of pages for a channel's instance block and submission page.
@@ -894,7 +897,7 @@ impl Mediator {
     }
 
     fn collect(&mut self, now: Moment) -> Result<(), Failure> {
-        let passed = now.since(self.looked);
+        let passed = now.since(self.looked).min(MOST_COUNTED);
         self.looked = now;
         let Some(turn) = &mut self.turn else {
             return Ok(());

@@ -13,7 +13,7 @@ use gf100::{
 
 use super::{
     link::Packets,
-    mediator::{Error, Mediator},
+    mediator::{Error, LOOK, Mediator},
     physical::Physical,
     wire::{Directory, MOST_BATCHES, Request, Run, Size},
     *,
@@ -651,6 +651,26 @@ fn who_waits_for_ever_loses_the_channel_and_delays_nobody() {
     bad.bind(&mut mediator, 1).expect("it is free");
     bad.submit(&mut mediator, 1, 0, &release(RAM_VA, 3));
     done(&mut mediator, &bad, 1);
+}
+
+#[test]
+fn time_in_which_nothing_ran_does_not_end_a_channel() {
+    let limit = Duration::from_secs(10);
+    let mut mediator = gpu("paused", Name::Fair, limit);
+    let guest = Guest::new(&mut mediator);
+    guest.submit(&mut mediator, 1, 0, &acquire(RAM_VA, 1));
+    let mut now = Moment::now();
+    let mut tick = |passed| {
+        now += passed;
+        mediator.tick(now).expect("the GPU is there");
+        std::iter::from_fn(|| mediator.event(guest.id))
+            .any(|event| matches!(event, Event::Late { channel: 1, .. }))
+    };
+    assert!(!tick(Duration::ZERO));
+    // This host was stopped.
+    assert!(!tick(10 * limit), "it ends");
+    let ticks = (0..2000).find(|_| tick(LOOK));
+    assert!(ticks.is_some_and(|ticks| ticks >= 900), "{ticks:?}");
 }
 
 #[test]
