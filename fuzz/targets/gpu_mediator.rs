@@ -210,6 +210,10 @@ fn request(input: &mut Input) -> Request {
         13 => Request::Hold {
             held: input.u8() % 2 == 0,
         },
+        14 => Request::Stop {
+            channel,
+            stopped: input.u8() % 2 == 0,
+        },
         _ => {
             let entry = GpEntry {
                 address: u64::from(input.u16()) * 256,

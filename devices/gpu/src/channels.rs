@@ -59,8 +59,10 @@ struct Bound {
     sent: u32,
     done: u32,
     flights: VecDeque<Flight>,
-    /// The mediator has unbound it, and none of its work is running.
-    is_unbound: bool,
+    /// The mediator has been asked to stop it.
+    is_stopped: bool,
+    /// The index of the next ring entry in its instance block, since the channel was made to leave the engines.
+    left_at: Option<u32>,
     /// The mediator has reported its end: none of its work is running.
     is_over: bool,
 }
@@ -163,6 +165,18 @@ impl Bound {
         self.block.space.number
     }
 
+    /// Writes the ring's state to its instance block.
+    fn save(&self, instance: Target, world: &World) {
+        let mut head = [0; ramfc::BYTES];
+        if world.read(instance, 0, &mut head) {
+            let mut ring = Ramfc::parse(&head);
+            ring.gp_get = self.done;
+            ring.gp_put = self.sent;
+            ring.encode(&mut head);
+            world.write(instance, 0, &head);
+        }
+    }
+
     /// Completes the channel's oldest submission; false if there is none.
     fn complete(&mut self, number: u8, world: &mut World) -> bool {
         let Some(flight) = self.flights.pop_front() else {
@@ -217,22 +231,46 @@ impl Channel {
         }
     }
 
-    /// Asks the mediator to stop its work and to unbind it, if it leaves the run list. Returns
-    /// whether the mediator must answer before the channel is [unlisted](Self::list).
+    /// Asks the mediator to stop its work, if it leaves the run list. Returns whether the mediator
+    /// must answer before the channel is [unlisted](Self::list).
     pub fn begin_to_leave(&mut self, number: u8, link: &mut Link) -> bool {
-        let (true, Some(bound)) = (self.listed && self.is_flying(), &mut self.bound) else {
-            return false;
-        };
-        link.send(&Request::Unbind { channel: number });
-        bound.is_unbound = true;
-        true
+        self.listed && self.begin_to_stop(number, link)
     }
 
-    /// Stops the channel: none of its work is running when this returns.
+    /// Asks the mediator to stop its work. Returns whether there is any that may be running.
+    fn begin_to_stop(&mut self, number: u8, link: &mut Link) -> bool {
+        let (true, Some(bound)) = (self.is_flying(), &mut self.bound) else {
+            return false;
+        };
+        let may_run = !std::mem::replace(&mut bound.is_stopped, true);
+        if may_run {
+            let (channel, stopped) = (number, true);
+            link.send(&Request::Stop { channel, stopped });
+        }
+        may_run
+    }
+
+    /// Stops the channel: none of its work is running when this returns, and what it had completed
+    /// is shown. It continues where it was, with the engines' state, when it may run again.
     fn stop(&mut self, number: u8, world: &mut World) {
         self.joins = None;
+        if self.begin_to_stop(number, world.link) {
+            world.link.sync();
+        }
         if self.is_flying() {
-            self.unbind(number, self.entry.instance, world);
+            for event in world.link.inbox.take_of(number) {
+                self.event(number, event, world);
+            }
+        }
+    }
+
+    /// Lets a channel that was stopped continue.
+    fn go_on(&mut self, number: u8, world: &mut World) {
+        let Some(bound) = &mut self.bound else { return };
+        bound.left_at = None;
+        if std::mem::take(&mut bound.is_stopped) {
+            let (channel, stopped) = (number, false);
+            world.link.send(&Request::Stop { channel, stopped });
         }
     }
 
@@ -242,14 +280,7 @@ impl Channel {
             return;
         };
         // Submissions that were not done are submitted again when it is bound again.
-        let mut head = [0; ramfc::BYTES];
-        if world.read(instance, 0, &mut head) {
-            let mut ring = Ramfc::parse(&head);
-            ring.gp_get = bound.done;
-            ring.gp_put = bound.sent;
-            ring.encode(&mut head);
-            world.write(instance, 0, &head);
-        }
+        bound.save(instance, world);
     }
 
     /// Unbinds it at the mediator, if it is bound there. When this returns, none of its work is
@@ -257,14 +288,10 @@ impl Channel {
     /// former binding.
     fn leave(&mut self, number: u8, instance: Option<Target>, world: &mut World) -> Option<Bound> {
         let mut bound = self.bound.take()?;
-        if !bound.is_unbound {
-            world.link.send(&Request::Unbind { channel: number });
-        }
+        world.link.send(&Request::Unbind { channel: number });
         if !bound.flights.is_empty() {
             // After this, the guest may reuse the memory that its work could write to.
-            if !bound.is_unbound {
-                world.link.sync();
-            }
+            world.link.sync();
             // Events that have arrived belong to this binding: the next one must not receive them.
             for event in world.link.inbox.take_of(number) {
                 match event {
@@ -278,10 +305,16 @@ impl Channel {
         Some(bound)
     }
 
-    /// Makes it leave the engines.
+    /// Makes it leave the engines, which keep their state of it. Its instance block then has the
+    /// ring's state, which the guest may change.
     pub fn kick(&mut self, number: u8, world: &mut World) {
-        if !self.entry.enabled || self.ended {
+        if self.ended {
             self.unbind(number, self.entry.instance, world);
+        } else if !self.entry.enabled
+            && let (Some(bound), Some(instance)) = (&mut self.bound, self.entry.instance)
+        {
+            bound.save(instance, world);
+            bound.left_at = Some(bound.done);
         }
     }
 
@@ -378,11 +411,14 @@ impl Channel {
             return;
         }
         let (Some(put), Some(instance)) = (self.put, self.entry.instance) else {
+            // An invalid submission keeps none of the earlier ones from continuing.
+            self.go_on(number, world);
             return;
         };
         if !self.bind(number, instance, world) {
             return;
         }
+        self.go_on(number, world);
         let Some(bound) = &mut self.bound else { return };
         if put >= bound.entries {
             self.put = None;
@@ -441,6 +477,7 @@ impl Channel {
             bound.block.space == block.space
                 && (bound.ring.gp_base, bound.ring.gp_log2, bound.ring.userd)
                     == (ring.gp_base, ring.gp_log2, ring.userd)
+                && bound.left_at.is_none_or(|at| at == ring.gp_get)
         };
         if let Some(bound) = self.bound.as_mut().filter(|bound| is_same(bound)) {
             if bound.block.engines != block.engines {
@@ -498,7 +535,8 @@ impl Channel {
             sent: get,
             done: get,
             flights: VecDeque::new(),
-            is_unbound: false,
+            is_stopped: false,
+            left_at: None,
             is_over: false,
         });
         true

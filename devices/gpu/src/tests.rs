@@ -356,26 +356,19 @@ impl Guest {
 
     /// Writes such a release to the ring, without ringing the doorbell.
     fn prepare(&self, to: u64, word: u32) {
-        let run = Header::Increasing(Run {
-            subchannel: 0,
-            address: 0x10,
-            count: 4,
-        });
+        self.push(&semaphore(to, word, 1 << 24 | 2));
+    }
+
+    /// Writes up to 32 commands and a ring entry for them, without ringing the doorbell.
+    fn push(&self, words: &[u32]) {
         let put = self.put.get();
-        let at = u64::from(PUSH) * PAGE + u64::from(put) * 32;
-        let words = [
-            run.encode(),
-            (to >> 32) as u32,
-            to as u32,
-            word,
-            1 << 24 | 2,
-        ];
+        let at = u64::from(PUSH) * PAGE + u64::from(put) * 128;
         for (at, word) in (at..).step_by(4).zip(words) {
-            self.poke(at, word);
+            self.poke(at, *word);
         }
         let entry = GpEntry {
             address: VRAM_VA + at,
-            words: 5,
+            words: words.len() as u32,
         };
         self.poke64(u64::from(RING) * PAGE + u64::from(put) * 8, entry.encode());
         self.put.set(put + 1);
@@ -548,6 +541,96 @@ fn what_a_stopped_channel_has_done_is_not_done_again() {
     guest.release(RAM_VA + 4, 2);
     wait("what comes next", || guest.ram(4) == 2);
     assert_eq!(guest.ram(0), 0);
+}
+
+/// Words for consecutive methods of a subchannel.
+fn methods(subchannel: u8, address: u16, words: &[u32]) -> Vec<u32> {
+    let run = Header::Increasing(Run {
+        subchannel,
+        address,
+        count: words.len() as u16,
+    });
+    let mut all = vec![run.encode()];
+    all.extend(words);
+    all
+}
+
+fn semaphore(at: u64, word: u32, how: u32) -> Vec<u32> {
+    methods(0, 0x10, &[(at >> 32) as u32, at as u32, word, how])
+}
+
+#[test]
+fn a_stopped_channel_goes_on_where_it_was_with_its_engines_state() {
+    const FLAG: usize = 0x200;
+    const ENABLE: u32 = 0x00_3004 + CHANNEL * 8;
+    let [stop, go]: [fn(&Guest); 2] = [
+        |guest| guest.set(ENABLE, 0x001f_0000),
+        |guest| guest.set(ENABLE, 0x001f_0001),
+    ];
+    // As nouveau does since Linux 6.2 to give a channel one more engine.
+    let kick: fn(&Guest) = |guest| {
+        guest.set(ENABLE, 0x001f_0000);
+        guest.set(0x00_2634, CHANNEL);
+    };
+    let list: [fn(&Guest); 2] = [
+        |guest| guest.set(0x00_2274, 0x01f0_0000),
+        |guest| guest.set(0x00_2274, 0x01f0_0001),
+    ];
+    let folder = tempfile::tempdir().unwrap();
+    let socket = mediator(folder.path());
+    let other = Guest::new(&socket);
+    for [stop, go] in [[stop, go], [kick, go], list] {
+        for is_idle in [false, true] {
+            let guest = Guest::new(&socket);
+            guest.set_ram(0x800, 0x5eed);
+            // An object for copies, told what to copy, but not to copy.
+            let mut words = methods(4, 0, &[0x90b5]);
+            let from = (RAM_VA + 0x800) as u32;
+            let to = (RAM_VA + 0x900) as u32;
+            words.extend(methods(4, 0x30c, &[0, from, 0, to, 4, 4, 4, 1]));
+            words.extend(semaphore(RAM_VA, 1, 1 << 24 | 2));
+            guest.push(&words);
+            guest.doorbell(1);
+            wait("the ring's end", || guest.fetched() == 1);
+            guest.set_ram(0, 0);
+            if !is_idle {
+                let mut words = semaphore(RAM_VA, 2, 1 << 24 | 2);
+                words.extend(semaphore(RAM_VA + FLAG as u64, 7, 1 << 24 | 1));
+                guest.push(&words);
+                guest.doorbell(2);
+                wait("its first word", || guest.ram(0) == 2);
+                guest.set_ram(0, 0);
+            }
+            stop(&guest);
+            guest.set_ram(FLAG, 7);
+            let mut words = methods(4, 0x300, &[0x110]);
+            words.extend(semaphore(RAM_VA + 4, 3, 1 << 24 | 2));
+            guest.push(&words);
+            guest.doorbell(guest.put.get());
+            // In turns, so the channel's would have come.
+            other.works(other.put.get() + 1);
+            assert_eq!(guest.ram(4), 0, "it is stopped");
+            go(&guest);
+            wait("the last word", || guest.ram(4) == 3);
+            assert_eq!(guest.ram(0x900), 0x5eed, "the copy");
+            assert_eq!(guest.ram(0), 0, "what was done is not done again");
+            assert_eq!((guest.faults(), guest.get(0x04_0108)), (0, 0));
+        }
+    }
+}
+
+#[test]
+fn a_channel_whose_ring_is_moved_back_while_it_is_stopped_does_it_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    guest.works(1);
+    let enable = 0x00_3004 + CHANNEL * 8;
+    guest.set(enable, 0x001f_0000);
+    guest.set(0x00_2634, CHANNEL);
+    guest.set_ram(0, 0);
+    guest.poke(u64::from(INSTANCE) * PAGE + 0x14, 0);
+    guest.set(enable, 0x001f_0001);
+    wait("the word", || guest.ram(0) == 1);
 }
 
 #[test]

@@ -13,9 +13,11 @@ use gf100::format::{
     ramfc::{self, Ramfc, SIGNATURE},
     userd,
 };
+use vfio_client::Failure;
 
 use super::{
     memory::{PhysPage, Reserve},
+    physical::Physical,
     space::Slot,
     wire::{MOST_BATCHES, MOST_ENTRIES},
 };
@@ -56,6 +58,8 @@ pub struct Channel {
     number: u32,
     /// Whether it must not run until its VM's next turn.
     pub frozen: bool,
+    /// Whether its front has stopped it.
+    pub stopped: bool,
     /// Whether it has ended: nothing more is executed.
     pub ended: bool,
     /// Whether its space has ended and has taken its control memory back.
@@ -109,6 +113,7 @@ impl Channel {
             got: 0,
             number: 0,
             frozen: false,
+            stopped: false,
             ended: false,
             detached: false,
             busy: Duration::ZERO,
@@ -144,14 +149,29 @@ impl Channel {
         !self.ended && !self.flying.is_empty()
     }
 
+    /// Whether it has something to do and may do it.
+    pub fn has_work(&self) -> bool {
+        !self.stopped && (self.has_queued() || self.is_flying())
+    }
+
     /// Whether it has something to do but no place on the GPU.
     pub fn needs_place(&self) -> bool {
-        self.physical.is_none() && (self.has_queued() || self.is_flying())
+        self.physical.is_none() && self.has_work()
     }
 
     /// Whether the GPU is working for it now.
     pub fn runs(&self) -> bool {
         self.physical.is_some() && !self.frozen && self.is_flying()
+    }
+
+    /// Stops its work where it is. Returns whether anything ran.
+    pub fn freeze(&mut self, gpu: &mut Physical) -> Result<bool, Failure> {
+        let Some(physical) = self.physical.filter(|_| self.runs()) else {
+            return Ok(false);
+        };
+        self.frozen = true;
+        gpu.stop(physical)?;
+        Ok(true)
     }
 
     /// Ends the channel and drops everything that has not completed.

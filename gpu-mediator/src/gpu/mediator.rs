@@ -157,17 +157,14 @@ impl Vm {
     }
 
     fn has_work(&self) -> bool {
-        let mut channels = self.channels.values();
-        channels.any(|channel| channel.is_flying() || channel.has_queued())
+        self.channels.values().any(Channel::has_work)
     }
 
     /// Stops the work of its channels where it is.
     fn stop(&mut self, gpu: &mut Physical) -> Result<(), Failure> {
         for channel in self.channels.values_mut() {
-            if let Some(physical) = channel.physical.filter(|_| channel.runs()) {
-                channel.frozen = true;
+            if channel.freeze(gpu)? {
                 self.figures.stopped += 1;
-                gpu.stop(physical)?;
             }
         }
         Ok(())
@@ -587,6 +584,19 @@ impl Mediator {
                     }
                 }
             }
+            Request::Stop { channel, stopped } => {
+                let Some(bound) = vm.channels.get_mut(&channel) else {
+                    return Ok(());
+                };
+                bound.stopped = stopped;
+                if stopped {
+                    bound.freeze(&mut self.gpu)?;
+                    // Nothing is left to be reported while it is stopped.
+                    vm.collect(channel, &self.reserve);
+                } else if bound.has_work() && !vm.held {
+                    self.scheduler.want(ClientId(id), now);
+                }
+            }
             Request::Submit { channel, .. } if vm.dead.contains(&channel) => {}
             Request::Submit { channel, entries } => {
                 let what = "channel";
@@ -597,7 +607,7 @@ impl Mediator {
                 if !bound.ended && !bound.queue(entries) {
                     return Err(Error::Full(channel));
                 }
-                if bound.has_queued() && !vm.held {
+                if bound.has_work() && !vm.held {
                     self.scheduler.want(ClientId(id), now);
                 }
             }

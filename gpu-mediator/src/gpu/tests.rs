@@ -674,6 +674,46 @@ fn time_in_which_nothing_ran_does_not_end_a_channel() {
 }
 
 #[test]
+fn a_channel_that_its_front_stops_goes_on_where_it_was() {
+    let mut mediator = gpu("stopped-one", Name::Fair, LONG);
+    let guest = Guest::with(&mut mediator, 1);
+    guest.bind(&mut mediator, 2).expect("there is one");
+    let stop = |mediator: &mut Mediator, stopped| {
+        let channel = 1;
+        guest
+            .ask(mediator, Request::Stop { channel, stopped })
+            .expect("it may");
+    };
+    let mut words = release(RAM_VA + 16, 1);
+    words.extend(acquire(RAM_VA, 1));
+    words.extend(release(RAM_VA + 20, 2));
+    guest.submit(&mut mediator, 1, 0, &words);
+    let start = Instant::now();
+    while read(&guest.ram, 16) != 1 {
+        mediator.tick(Moment::now()).expect("the GPU is there");
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
+    }
+    write(&guest.ram, 16, 0);
+    stop(&mut mediator, true);
+    write(&guest.ram, 0, 1);
+    guest.submit(&mut mediator, 1, 128, &release(RAM_VA + 24, 3));
+    // Another one gets its place, and its time does not run.
+    for nth in 0..5 {
+        guest.submit(&mut mediator, 2, 64, &release(RAM_VA + 28, nth));
+        done(&mut mediator, &guest, 2);
+    }
+    let later = Moment::now() + 2 * LONG;
+    mediator.tick(later).expect("the GPU is there");
+    assert_eq!(mediator.running().next(), None);
+    assert_eq!((read(&guest.ram, 20), read(&guest.ram, 24)), (0, 0));
+    stop(&mut mediator, false);
+    done(&mut mediator, &guest, 1);
+    done(&mut mediator, &guest, 1);
+    assert_eq!((read(&guest.ram, 20), read(&guest.ram, 24)), (2, 3));
+    assert_eq!(read(&guest.ram, 16), 0, "what was done is not done again");
+}
+
+#[test]
 fn a_stopped_channel_goes_on_in_its_next_turn() {
     let mut mediator = gpu("stopped", Name::Fair, LONG);
     let (one, other) = (Guest::new(&mut mediator), Guest::new(&mut mediator));

@@ -14,7 +14,7 @@ use gf100::format::{Gfn, PAGE_NUMBER_BITS, Target, VramPage};
 /// Maximum size of a message in bytes.
 pub const MOST: usize = 32 << 10;
 /// Version of this protocol.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
 /// Maximum number of runs in a message.
 pub const MOST_RUNS: usize = 1024;
 /// Maximum number of ring entries in a submission.
@@ -148,6 +148,14 @@ pub enum Request {
     Unbind {
         /// The channel.
         channel: u8,
+    },
+    /// Stops the work of a bound channel where it is, or lets it continue. Its submissions wait meanwhile, and its time
+    /// limit does not run.
+    Stop {
+        /// The channel.
+        channel: u8,
+        /// Whether it is stopped.
+        stopped: bool,
     },
     /// Submits ring entries of a channel, to be executed after the earlier ones.
     Submit {
@@ -506,6 +514,10 @@ impl Request {
                 channel: channel(number)?,
                 engines: engines(&mut reader)?,
             },
+            16 => Self::Stop {
+                channel: channel(number)?,
+                stopped: below("a stop", reader.u32()?, 2)? == 1,
+            },
             opcode => return Err(Nonsense::Opcode(opcode)),
         };
         reader.end(request)
@@ -602,6 +614,11 @@ impl Request {
                 message
             }
             Self::Unbind { channel } => start(11, u32::from(*channel)),
+            Self::Stop { channel, stopped } => {
+                let mut message = start(16, u32::from(*channel));
+                message.extend(u32::from(*stopped).to_le_bytes());
+                message
+            }
             Self::Submit { channel, entries } => {
                 let mut message = start(12, u32::from(*channel));
                 entries
@@ -706,7 +723,7 @@ mod tests {
     proptest! {
         #[test]
         fn what_can_be_read_is_written_alike(
-            opcode in 0_u32..16,
+            opcode in 0_u32..17,
             number in 0_u32..200,
             body in prop::collection::vec(any::<u8>(), 0..100),
         ) {

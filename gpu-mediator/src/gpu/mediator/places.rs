@@ -61,7 +61,7 @@ impl Mediator {
             return Ok(());
         };
         for channel in vm.channels.values_mut() {
-            let Some(physical) = channel.physical else {
+            let Some(physical) = channel.physical.filter(|_| !channel.stopped) else {
                 continue;
             };
             if channel.frozen && !channel.ended {
