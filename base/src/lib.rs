@@ -15,6 +15,7 @@
 //! - [`mod@note`]: lines on standard error that never panic; [`output`]: standard output, which the
 //!   reader may close early
 //! - [`regular_file`]: files of others, whose opening and reading must not block
+//! - [`gpus`]: selecting GPUs of a host by index, UUID, PCI address or model
 //! - [`paths`]: default paths at which programs find each other
 //!
 //! Unsafe code is kept here, behind safe functions and types that own what they refer to.
@@ -26,6 +27,7 @@ pub mod child;
 pub mod confine;
 pub mod error_chain;
 pub mod fork;
+pub mod gpus;
 pub mod limits;
 pub mod lock;
 pub mod mapping;

@@ -420,7 +420,7 @@ pub struct Attachment {
     pub weight: u32,
     /// The client that owns the application: shares with the same name belong to one client.
     pub client: String,
-    /// Part of the names of the devices to offer; empty offers all of them.
+    /// The devices to offer, as `base::gpus` names them; empty offers all of them.
     pub device: String,
     /// Name under which the machine's compiled programs are kept, so that its later applications find them; empty keeps
     /// nothing.

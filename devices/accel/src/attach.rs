@@ -29,7 +29,7 @@ use super::{slices::Slices, window::Window};
 pub struct Pool {
     /// Socket of the pool.
     pub socket: PathBuf,
-    /// Substring of the names of the devices offered; empty: all devices.
+    /// The devices offered, as `base::gpus` names them; empty: all devices.
     pub device: String,
 }
 

@@ -79,7 +79,7 @@ pub struct Options {
     pub slices: u32,
     /// Size of a slice in bytes: a power of two, at least [`SMALLEST_SLICE`].
     pub slice_size: u64,
-    /// Substring of the names of the devices offered; empty: all devices.
+    /// The devices offered, as `base::gpus` names them; empty: all devices.
     pub device: String,
     /// Weight of this client in the sharing of the device.
     pub weight: u32,

@@ -5,10 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use base::paths::CUDA_SOCKET;
+use base::{gpus::Unmatched, paths::CUDA_SOCKET};
 use gantry_nvml::{error_text, nvmlReturn_t};
-
-use crate::facts::Selector;
 
 /// The environment variable that names what serves CUDA to programs.
 const VARIABLE: &str = "GANTRY_CUDA";
@@ -48,8 +46,8 @@ pub enum Error {
     )]
     NoWorker(String),
     /// The requested device does not exist.
-    #[error("there is no device {0}: gantry-smi -L lists those that there are")]
-    NoDevice(Selector),
+    #[error(transparent)]
+    NoDevice(Unmatched),
     /// The driver has failed.
     #[error("the CUDA driver has failed ({}); has its worker ended?", text(*.0))]
     Driver(nvmlReturn_t),

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use base::gpus::{Choice, Selection};
 #[cfg(feature = "gate")]
 use vmfunc_gate::guest::{self, Ended};
 
@@ -46,14 +47,15 @@ pub struct Options {
     /// The OpenCL loader to open.
     #[arg(long, default_value = "libOpenCL.so.1", value_name = "FILE")]
     pub library: String,
-    /// Part of the names of the devices that are offered; all by default.
+    /// The devices that are offered, joined by +: an index in the order of PCI addresses, a UUID or its beginning, a PCI
+    /// address, or a part of a model's name; all by default.
     #[arg(
         long,
         default_value = "",
         hide_default_value = true,
-        value_name = "NAME"
+        value_name = "DEVICE[+DEVICE...]"
     )]
-    pub device: String,
+    pub device: Selection,
     /// Device memory in MiB that the application may have; all that there is by default.
     #[arg(
         long,
@@ -137,7 +139,11 @@ fn open(options: &Options) -> Result<Passive<OpenClBackend>, Error> {
         api,
         clGetPlatformIDs(0, std::ptr::null_mut(), &raw mut count)
     );
-    let mut backend = OpenClBackend::new(Arc::new(api), &options.device);
+    let choice = Choice {
+        lent: options.device.clone(),
+        wanted: Selection::default(),
+    };
+    let mut backend = OpenClBackend::new(Arc::new(api), &choice);
     backend.keep_files_in(&options.cache);
     Ok(Passive::new(Offer {
         backend,
@@ -163,7 +169,7 @@ fn process(
     command
         .arg(role)
         .args(["--library", &options.library])
-        .args(["--device", &options.device])
+        .args(["--device", &options.device.to_string()])
         .args(["--memory", &options.memory.to_string()])
         .args(["--heap", &options.heap.to_string()])
         .arg("--cache")

@@ -3,6 +3,8 @@
 
 use std::{convert::Infallible, fmt, path::PathBuf, str::FromStr};
 
+use base::gpus::Selection;
+
 use super::{compiled::Limit, confine::Pieces, stream};
 use crate::{
     apis,
@@ -26,6 +28,16 @@ pub struct Options {
     /// libcuda.so.1 by default. Where both are served, with the API that it is for (may be given for each).
     #[arg(long, value_name = "FILE|API=FILE")]
     pub library: Vec<Library>,
+    /// Which of this machine's devices are lent, joined by +: an index in the order of PCI addresses, a UUID or its
+    /// beginning (GPU-1a2b3c4d), a PCI address, or a part of a model's name (H200). All of them by default. An
+    /// accelerator's device= chooses among these.
+    #[arg(
+        long,
+        default_value = "",
+        hide_default_value = true,
+        value_name = "DEVICE[+DEVICE...]"
+    )]
+    pub devices: Selection,
     /// Size of each application's window in MiB: address space, and memory only where it is used.
     #[arg(long, default_value_t = 2048, value_name = "MIB")]
     pub window: u64,

@@ -18,6 +18,8 @@ use std::{
     time::Duration,
 };
 
+use base::gpus::{Choice, WrongName};
+
 use super::{
     compiled::{self, InUse, owner::Owner},
     confine::{self, Confinement, Later, Piece},
@@ -86,6 +88,9 @@ pub enum Error {
     /// A machine's files.
     #[error("a virtual machine sent {0} files with its attachment, and not 4")]
     Files(usize),
+    /// The devices that it wants.
+    #[error("the accelerator of a virtual machine wants devices that cannot be named so")]
+    Device(#[source] WrongName),
     /// The account of device memory.
     #[error("cannot use the account of device memory that a virtual machine sent")]
     Account(#[source] io::Error),
@@ -414,10 +419,10 @@ fn serve_cuda(
 ) -> Result<(), Error> {
     let machine = attachment.map(|(_, machine)| machine);
     let attachment = attachment.map(|(attachment, _)| attachment);
-    let device = attachment.map_or("", |attachment| &attachment.device);
+    let choice = choice(attachment, options)?;
     std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
     let spin = tuning.spin;
-    let mut backend = CudaBackend::new(api, device);
+    let mut backend = CudaBackend::new(api, &choice);
     if let Err(error) = backend.tell_printed() {
         crate::note!("gantry-accel: what an application's kernels print is lost: {error}");
     }
@@ -470,10 +475,19 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     }
 }
 
+/// The devices that an application is offered.
+fn choice(attachment: Option<&Attachment>, options: &Options) -> Result<Choice, Error> {
+    let wanted = attachment.map_or("", |attachment| &attachment.device);
+    Ok(Choice {
+        lent: options.devices.clone(),
+        wanted: wanted.parse().map_err(Error::Device)?,
+    })
+}
+
 /// What carries out the calls of an application that is offered these devices, in the folder that
 /// is this process's own.
-fn backend(api: Arc<api::Api>, device: &str, options: &Options) -> Result<OpenClBackend, Error> {
-    let mut backend = OpenClBackend::new(api, device);
+fn backend(api: Arc<api::Api>, choice: &Choice, options: &Options) -> Result<OpenClBackend, Error> {
+    let mut backend = OpenClBackend::new(api, choice);
     // Named alike by all workers: drivers look by the options, too, for what they have compiled.
     std::env::set_current_dir(&options.cache).map_err(Error::Folder)?;
     backend.keep_files_in(Path::new(""));
@@ -506,8 +520,7 @@ pub(super) fn session(
     options: &Options,
 ) -> Result<(Server, Receiver<window::Slice, Waker>, Duration), Error> {
     let spin = tuning.spin;
-    let device = attachment.map_or("", |attachment| &attachment.device);
-    let backend = backend(api, device, options)?;
+    let backend = backend(api, &choice(attachment, options)?, options)?;
     let (mut server, calls) = Server::new(backend, window, tuning, nudge);
     // As much as the process may have of its own.
     server.most_carried = options.heap();

@@ -290,6 +290,7 @@ fn describe(
     }
     command
         .args(["--api", &options.named_apis(",")])
+        .args(["--devices", &options.devices.to_string()])
         .args(["--weight", &options.weight.to_string()])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])

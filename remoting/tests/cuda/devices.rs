@@ -26,10 +26,19 @@ const SEVERAL: &str = "GANTRY_TEST_DEVICES";
 /// Whether this process has several devices. If not, runs the test again in one that has, with these variables.
 fn has_several(test: &str, variables: &[(&str, &str)]) -> bool {
     static POOL: OnceLock<std::path::PathBuf> = OnceLock::new();
+    is_before(|| POOL.get_or_init(|| library::start(3)), test, variables)
+}
+
+/// The same, before another pool.
+fn is_before<'p>(
+    pool: impl FnOnce() -> &'p std::path::PathBuf,
+    test: &str,
+    variables: &[(&str, &str)],
+) -> bool {
     if std::env::var_os(SEVERAL).is_some() {
         return true;
     }
-    let pool: &Path = POOL.get_or_init(|| library::start(3));
+    let pool: &Path = pool();
     let program = std::env::current_exe().expect("a test knows its own path");
     let ended = Command::new(program)
         .args(["--exact", &format!("devices::{test}"), "--nocapture"])
@@ -68,6 +77,29 @@ fn device_of(at: CUdeviceptr) -> i32 {
         at
     ));
     device
+}
+
+#[test]
+fn a_pool_lends_the_devices_that_it_is_told_in_their_order() {
+    static POOL: OnceLock<std::path::PathBuf> = OnceLock::new();
+    // The highest address of three, and the second of three UUIDs.
+    let pool = || POOL.get_or_init(|| library::start_lending(3, "2+GPU-47484747"));
+    let test = "a_pool_lends_the_devices_that_it_is_told_in_their_order";
+    if !is_before(pool, test, &[]) {
+        return;
+    }
+    ok!(cuInit(0));
+    let mut count = 0;
+    ok!(cuDeviceGetCount(&mut count));
+    let bus = |device| {
+        let mut text = [0u8; 16];
+        ok!(cuDeviceGetPCIBusId(text.as_mut_ptr().cast(), 16, device));
+        String::from_utf8_lossy(&text)
+            .trim_end_matches('\0')
+            .to_owned()
+    };
+    let buses: Vec<_> = (0..count).map(bus).collect();
+    assert_eq!(buses, ["0000:02:00.0", "0000:01:00.0"]);
 }
 
 #[test]

@@ -147,7 +147,12 @@ pub fn serving_apis(folder: &Path, apis: &str) -> Command {
 
 /// Starts a pool of this process's own with this many devices: its socket.
 pub fn start(devices: u32) -> PathBuf {
-    let name = format!("gantry-cuda-test-{}-{devices}", std::process::id());
+    start_lending(devices, "")
+}
+
+/// The same, of whose devices these are lent.
+pub fn start_lending(devices: u32, lent: &'static str) -> PathBuf {
+    let name = format!("gantry-cuda-test-{}-{devices}-{lent}", std::process::id());
     let folder = std::env::temp_dir().join(name);
     std::fs::create_dir_all(&folder).expect("there is room for files");
     let socket = folder.join("cuda.sock");
@@ -156,6 +161,7 @@ pub fn start(devices: u32) -> PathBuf {
     thread::spawn(move || {
         let mut pool = serving(&folder);
         pool.env("GANTRY_CUDA_DEVICES", devices.to_string());
+        pool.args(["--devices", lent]);
         let pool = pool.arg("--socket").arg(folder.join("cuda.sock")).spawn();
         let _ = pool.expect("the pool starts").wait();
     });

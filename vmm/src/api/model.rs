@@ -224,7 +224,7 @@ pub struct VmMoveAccel {
     /// Socket of the destination pool; the port's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
-    /// Substring of the names of the devices to use there; the port's own if absent.
+    /// The devices to use there, as for --accel device=; the port's own if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
     /// Instead: which side is to serve the guest's applications. It can be the guest's own pool, the port, or neither.
@@ -409,7 +409,7 @@ pub struct RestoredAccel {
     pub id: String,
     /// The pool's socket.
     pub socket: PathBuf,
-    /// Substring of the names of the devices there; as saved if absent.
+    /// The devices there, as for --accel device=; as saved if absent.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<String>,
 }

@@ -18,7 +18,7 @@ pub struct MoveAccel {
     /// where to continue (parked). Unless it is local, the guest then no longer uses the device, which can be removed.
     #[arg(long, value_name = "SOCKET|host|local|parked|tls://HOST:PORT|gate")]
     to: Option<PathBuf>,
-    /// Substring of the names of the devices to use there; the port's own if absent.
+    /// The devices to use there, as for --accel device=; the port's own if absent.
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
     /// The slice whose application is moved; if absent, all applications, including later ones.

@@ -2,7 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use base::paths::{CUDA_SOCKET, NVIDIA_VM_SOCKET, OPENCL_SOCKET};
+use base::{
+    gpus::Selection,
+    paths::{CUDA_SOCKET, NVIDIA_VM_SOCKET, OPENCL_SOCKET},
+};
 use devices::{
     accel::{ApiId, Apis, LONGEST_NAME, MOST_SLICES, SMALLEST_SLICE},
     gate::MOST_SHARED,
@@ -110,7 +113,7 @@ impl Default for AccelVia {
 pub struct RingConfig {
     /// Socket of the worker pool (`gantry-accel serve`).
     pub socket: PathBuf,
-    /// Substring of the names of the devices that the guest gets; all devices if absent.
+    /// The devices that the guest gets, as [`base::gpus`] names them; all that the pool lends if absent.
     pub device: Option<String>,
     /// Weight against other VMs when the device is shared, 1 to 10000.
     pub weight: u32,
@@ -387,7 +390,9 @@ impl RingConfig {
         }
         if let Some(device) = &self.device {
             let valid = (1..=LONGEST_NAME).contains(&device.len());
-            check::text("device", device, valid, "a part of a name, up to 64 bytes")?;
+            let valid = valid && device.parse::<Selection>().is_ok();
+            let expected = "an index, a UUID, a PCI address or a part of a model's name, joined by +, up to 64 bytes";
+            check::text("device", device, valid, expected)?;
         }
         if let Some(name) = &self.compiler_cache {
             let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_');
@@ -688,6 +693,8 @@ mod tests {
             ("api=nvidia,slices=2", "slices"),
             ("api=nvidia,compiler_cache=web", "compiler_cache"),
             ("api=nvidia,device=H200", "device"),
+            ("device=0+", "device"),
+            ("device=GPU-1", "device"),
             ("api=nvidia,weight=2", "weight"),
             ("api=nvidia,pages=512K", "pages"),
             ("api=nvidia,pages=3M", "pages"),

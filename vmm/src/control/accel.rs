@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use base::Cancel;
+use base::{Cancel, gpus::Selection};
 use devices::accel::{
     Pool,
     moving::{Address, Answer, Move, Moved, OutcomeKind, Seat, Seated, Unknown},
@@ -44,6 +44,17 @@ impl Moving {
     /// Whether all applications have moved, and only contents of their memory still follow.
     pub(super) fn has_gone(&self) -> bool {
         self.all_gone.load(Ordering::SeqCst)
+    }
+}
+
+/// Refuses a selection of devices that is wrong for every host.
+pub(super) fn check_selection(devices: Option<&str>) -> Result<(), ApiError> {
+    match devices.map(str::parse::<Selection>) {
+        Some(Err(error)) => {
+            let message = format!("device: {error}");
+            Err(ApiError::message(Status::BadRequest, message))
+        }
+        Some(Ok(_)) | None => Ok(()),
     }
 }
 
@@ -133,6 +144,7 @@ impl Control {
             let message = format!("{id:?} has no slice {slice}, but {}", ring.slices);
             return Err(ApiError::message(Status::BadRequest, message));
         }
+        check_selection(request.device.as_deref())?;
         let now = port.pool();
         let asked = Move {
             slice: request.slice,

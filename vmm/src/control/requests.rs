@@ -7,7 +7,7 @@ use std::{
 
 use super::{
     Advance, Control, ExitReason,
-    accel::ring,
+    accel::{check_selection, ring},
     life::{Life, RunState},
     migration::{Job, host_error},
     storage,
@@ -585,6 +585,7 @@ fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(),
                 ),
             ));
         };
+        check_selection(update.device.as_deref())?;
         ring.socket.clone_from(&update.socket);
         if update.device.is_some() {
             ring.device.clone_from(&update.device);

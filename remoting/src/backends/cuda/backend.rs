@@ -6,6 +6,7 @@ use std::{
     sync::{Arc, atomic::AtomicUsize},
 };
 
+use base::gpus::Choice;
 use cuda_definition::driver::types::CUstream;
 
 use super::{
@@ -108,9 +109,12 @@ pub struct CudaBackend {
 pub type Server = Session<CudaBackend>;
 
 impl CudaBackend {
-    /// Offers the driver's devices whose names contain `device`; all of them if it is empty.
-    pub fn new(api: Arc<Api>, device: &str) -> Self {
-        let devices = super::start::devices(&api, device);
+    /// Offers these devices of the driver, in the choice's order. Where it does not fit, none, and the log says why.
+    pub fn new(api: Arc<Api>, choice: &Choice) -> Self {
+        let devices = super::start::devices(&api, choice).unwrap_or_else(|error| {
+            crate::note!("gantry-accel: an application is offered no device: {error}");
+            Vec::new()
+        });
         Self {
             devices,
             objects: Objects::default(),

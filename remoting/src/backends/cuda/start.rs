@@ -2,6 +2,7 @@
 
 use std::ffi::{CStr, c_char};
 
+use base::gpus::{self, Choice, Gpu, Unmatched};
 use cuda_definition::driver::types::{CUdevice_attribute_enum, CUuuid, cudaError_enum};
 
 use super::{
@@ -34,16 +35,43 @@ fn name(api: &Api, device: i32) -> Vec<u8> {
     text(|buffer, length| cu!(api, cuDeviceGetName(buffer, length, device)))
 }
 
-/// The driver's devices whose names contain `part`.
-pub(super) fn devices(api: &Api, part: &str) -> Vec<i32> {
+/// The PCI address, as the driver prints it.
+fn bus(api: &Api, device: i32) -> Vec<u8> {
+    text(|buffer, length| cu!(api, cuDeviceGetPCIBusId(buffer, length, device)))
+}
+
+/// What a device is selected by.
+fn gpu(api: &Api, device: i32) -> Gpu {
+    let mut uuid = CUuuid { bytes: [0; 16] };
+    let has_uuid = cu!(api, cuDeviceGetUuid_v2(&raw mut uuid, device)) == 0;
+    let name = String::from_utf8_lossy(&name(api, device)).into_owned();
+    let address = String::from_utf8_lossy(&bus(api, device)).parse().ok();
+    let uuid = has_uuid.then(|| gpus::uuid(uuid.bytes.map(|byte| byte as u8)));
+    Gpu {
+        name,
+        uuid,
+        address,
+    }
+}
+
+/// The devices of the driver that are offered.
+///
+/// # Errors
+/// The choice does not fit them.
+pub(super) fn devices(api: &Api, choice: &Choice) -> Result<Vec<i32>, Unmatched> {
     let mut count = 0;
     cu!(api, cuDeviceGetCount(&raw mut count));
     let all = (0..count).filter_map(|ordinal| {
         let mut device = 0;
         (cu!(api, cuDeviceGet(&raw mut device, ordinal)) == 0).then_some(device)
     });
-    all.filter(|device| String::from_utf8_lossy(&name(api, *device)).contains(part))
-        .collect()
+    let all: Vec<i32> = all.collect();
+    if choice.is_all() {
+        return Ok(all);
+    }
+    let gpus: Vec<Gpu> = all.iter().map(|device| gpu(api, *device)).collect();
+    let selected = choice.of(&gpus)?;
+    Ok(selected.into_iter().map(|at| all[at]).collect())
 }
 
 impl Server {
@@ -60,12 +88,11 @@ impl Server {
                 _ => i32::MIN,
             }
         });
-        let bus = text(|buffer, length| cu!(api, cuDeviceGetPCIBusId(buffer, length, device)));
         DeviceInfo {
             name: Blob(name(api, device)),
             uuid: uuid.bytes.map(|byte| byte as u8),
             memory: (memory as u64).min(self.quota.limit()),
-            bus: Blob(bus),
+            bus: Blob(bus(api, device)),
             attributes: attributes.collect(),
         }
     }

@@ -7,6 +7,8 @@ use std::{
     sync::{Arc, Mutex, Weak},
 };
 
+use base::gpus::Choice;
+
 use super::{
     callbacks::{DriverNotice, Reporter},
     cover::Cover,
@@ -97,10 +99,13 @@ impl OpenClBackend {
             || self.building > 0
     }
 
-    /// Offers the driver's devices whose names contain `device`; all of them if it is empty.
-    pub fn new(api: Arc<Api>, device: &str) -> Self {
+    /// Offers these devices of the driver. Where the choice does not fit, none, and the log says why.
+    pub fn new(api: Arc<Api>, choice: &Choice) -> Self {
         let mut devices = Table::new(codes::INVALID_DEVICE);
-        let platforms = Platform::all(&api, device, &mut devices);
+        let platforms = Platform::all(&api, choice, &mut devices).unwrap_or_else(|error| {
+            crate::note!("gantry-accel: an application is offered no device: {error}");
+            Vec::new()
+        });
         Self {
             devices,
             contexts: Table::new(codes::INVALID_CONTEXT).up_to(MOST_CONTEXTS),

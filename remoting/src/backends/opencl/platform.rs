@@ -1,6 +1,8 @@
 //! The platforms and devices of the host.
 
-use std::{ptr::null_mut, sync::Arc};
+use std::{collections::HashSet, ptr::null_mut, sync::Arc};
+
+use base::gpus::{self, Address, Choice, Gpu, Unmatched};
 
 use super::{
     driver::{
@@ -31,35 +33,55 @@ pub struct Platform {
     pub devices: Vec<Offered>,
 }
 
-impl Platform {
-    /// All platforms of the host that have devices whose names contain `wanted`. These devices are
-    /// added to the table.
-    pub fn all(api: &Api, wanted: &str, table: &mut Table<Device>) -> Vec<Self> {
+/// What the driver has: its platforms, each with the handles of its devices.
+fn driver_devices(api: &Api) -> Vec<(Handle, Vec<Handle>)> {
+    let mut count = 0;
+    if cl!(api, clGetPlatformIDs(0, null_mut(), &raw mut count)) != 0 {
+        return Vec::new();
+    }
+    let mut raws = vec![0; count as usize];
+    if cl!(api, clGetPlatformIDs(count, raws.as_mut_ptr(), null_mut())) != 0 {
+        return Vec::new();
+    }
+    let devices = |raw| {
+        let all = u64::from(u32::MAX);
         let mut count = 0;
-        if cl!(api, clGetPlatformIDs(0, null_mut(), &raw mut count)) != 0 {
-            return Vec::new();
+        if cl!(api, clGetDeviceIDs(raw, all, 0, null_mut(), &raw mut count)) != 0 {
+            return None;
         }
-        let mut raws = vec![0; count as usize];
-        if cl!(api, clGetPlatformIDs(count, raws.as_mut_ptr(), null_mut())) != 0 {
-            return Vec::new();
-        }
-        let mut next = 0;
+        let mut devices = vec![0; count as usize];
+        let got = cl!(
+            api,
+            clGetDeviceIDs(raw, all, count, devices.as_mut_ptr(), null_mut())
+        );
+        (got == 0).then_some((raw, devices))
+    };
+    raws.into_iter().filter_map(devices).collect()
+}
+
+impl Platform {
+    /// All platforms of the host that have offered devices. These devices are added to the table, in the driver's
+    /// order.
+    ///
+    /// # Errors
+    /// The choice does not fit the devices of all platforms.
+    pub fn all(
+        api: &Api,
+        choice: &Choice,
+        table: &mut Table<Device>,
+    ) -> Result<Vec<Self>, Unmatched> {
+        let found = driver_devices(api);
+        let is_all = choice.is_all();
+        let handles = || found.iter().flat_map(|(_, devices)| devices);
+        let gpus: Vec<Gpu> = match is_all {
+            true => Vec::new(),
+            false => handles().map(|device| gpu(api, *device)).collect(),
+        };
+        let selected: HashSet<usize> = choice.of(&gpus)?.into_iter().collect();
+        let (mut next, mut position) = (0, 0);
         let mut platforms = Vec::new();
-        for raw in raws {
+        for (raw, devices) in found {
             let place = platforms.len();
-            let all = u64::from(u32::MAX);
-            let mut count = 0;
-            if cl!(api, clGetDeviceIDs(raw, all, 0, null_mut(), &raw mut count)) != 0 {
-                continue;
-            }
-            let mut devices = vec![0; count as usize];
-            let got = cl!(
-                api,
-                clGetDeviceIDs(raw, all, count, devices.as_mut_ptr(), null_mut())
-            );
-            if got != 0 {
-                continue;
-            }
             let mut text = [0u8; 256];
             cl!(
                 api,
@@ -74,7 +96,11 @@ impl Platform {
             let (version, tells_arguments) = (version(&text), is_pocl(&text));
             let devices: Vec<_> = devices
                 .into_iter()
-                .filter(|&device| wanted.is_empty() || name(api, device).contains(wanted))
+                .filter(|_| {
+                    let at = position;
+                    position += 1;
+                    is_all || selected.contains(&at)
+                })
                 .map(|device| {
                     let mut kind = 0u64;
                     cl!(
@@ -102,7 +128,7 @@ impl Platform {
                     Offered { id, kind }
                 })
                 .collect();
-            if devices.is_empty() && !wanted.is_empty() {
+            if devices.is_empty() && !is_all {
                 continue;
             }
             platforms.push(Self {
@@ -112,7 +138,39 @@ impl Platform {
                 devices,
             });
         }
-        platforms
+        Ok(platforms)
+    }
+}
+
+/// What a device is selected by.
+fn gpu(api: &Api, device: Handle) -> Gpu {
+    let (mut uuid, mut place) = ([0u8; 16], [0u32; 4]);
+    // Drivers without an extension refuse its query.
+    let asked = |what, size, to: *mut std::ffi::c_void| {
+        cl!(api, clGetDeviceInfo(device, what, size, to, null_mut())) == 0
+    };
+    let has_uuid = asked(
+        codes::DEVICE_UUID,
+        size_of_val(&uuid),
+        (&raw mut uuid).cast(),
+    );
+    let has_place = asked(
+        codes::DEVICE_PCI_BUS_INFO,
+        size_of_val(&place),
+        (&raw mut place).cast(),
+    );
+    let address = || {
+        let [domain, bus, device, _function] = place;
+        Some(Address {
+            domain,
+            bus: bus.try_into().ok()?,
+            device: device.try_into().ok()?,
+        })
+    };
+    Gpu {
+        name: name(api, device),
+        uuid: has_uuid.then(|| gpus::uuid(uuid)),
+        address: has_place.then(address).flatten(),
     }
 }
 
