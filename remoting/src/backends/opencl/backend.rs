@@ -187,7 +187,7 @@ impl Backend for OpenClBackend {
 
     fn notice(session: &mut Server, notice: DriverNotice) -> Result<(), Error> {
         match notice {
-            DriverNotice::Built(header, code) => session.built(header, code)?,
+            DriverNotice::Built(header, rebuilt, code) => session.built(header, &rebuilt, code)?,
             DriverNotice::Linked(header, linked, code) => session.linked(header, linked, code)?,
             DriverNotice::Report(context, text) => session.report(context.0, text)?,
         }

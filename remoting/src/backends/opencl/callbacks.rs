@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{driver::api::Handle, programs::LinkedProgram};
+use super::{driver::api::Handle, programs::LinkedProgram, records::Rebuilt};
 use crate::{
     apis::opencl::calls::ContextId,
     session::{
@@ -21,8 +21,8 @@ const LONGEST_REPORT: usize = 4096;
 /// An OpenCL event that happened outside the serving thread.
 #[derive(Debug)]
 pub enum DriverNotice {
-    /// A build or compilation has completed with this code.
-    Built(Header, i32),
+    /// A build or compilation of a program has completed with this code.
+    Built(Header, Rebuilt, i32),
     /// Linking a program has completed with this code.
     Linked(Header, LinkedProgram, i32),
     /// The driver reports something about a context.

@@ -18,7 +18,7 @@ use super::{
     objects::{Builds, Home, Program, keep, made},
     platform::Platform,
     provenance::ContextRecord,
-    records::{Build, Built, Linked, Origin, ProgramRecord},
+    records::{Build, Built, Linked, Origin, ProgramRecord, Rebuilt},
     variables::{self, Made},
 };
 use crate::{
@@ -168,6 +168,7 @@ impl Server {
         &mut self,
         header: Header,
         (raw, under_way): (Handle, Builds),
+        rebuilt: Rebuilt,
         work: impl FnOnce(&Api) -> i32 + Send + 'static,
     ) -> Result<(), Gone> {
         cl!(self.backend.api, clRetainProgram(raw));
@@ -176,7 +177,7 @@ impl Server {
             let code = work(&api);
             cl!(api, clReleaseProgram(raw));
             drop(under_way);
-            board.leave(Notice::Backend(DriverNotice::Built(header, code)));
+            board.leave(Notice::Backend(DriverNotice::Built(header, rebuilt, code)));
         };
         if self.build(work).is_err() {
             cl!(self.backend.api, clReleaseProgram(raw));
@@ -212,9 +213,22 @@ impl Server {
         }
     }
 
-    /// Answers a build that has completed.
-    pub(crate) fn built(&mut self, header: Header, code: i32) -> Result<(), Gone> {
+    /// Answers a build that has completed. A program whose build was refused, rather than failed, is still what it was
+    /// before, and is that on another device, too.
+    pub(crate) fn built(
+        &mut self,
+        header: Header,
+        rebuilt: &Rebuilt,
+        code: i32,
+    ) -> Result<(), Gone> {
         self.backend.building -= 1;
+        let has_changed = matches!(
+            code,
+            0 | codes::BUILD_PROGRAM_FAILURE | codes::COMPILE_PROGRAM_FAILURE
+        );
+        if has_changed && let Ok(program) = self.backend.programs.get_mut(rebuilt.program.0) {
+            rebuilt.apply_to(&mut program.record);
+        }
         self.answer(header, &outcome(code))
     }
 
@@ -228,19 +242,20 @@ impl Server {
                 call: Build::Whole(call.clone()),
                 devices: self.device_records(&call.devices)?,
             };
-            let program = self.backend.programs.get_mut(call.id.0)?;
-            Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
-            let (record, home) = (Arc::clone(&program.record), program.home);
-            Ok(((program.raw, program.builds.clone()), devices, record, home))
+            let program = self.backend.programs.get(call.id.0)?;
+            let rebuilt = Rebuilt::new(call.id, &program.record, built);
+            let (handle, home) = ((program.raw, program.builds.clone()), program.home);
+            Ok((handle, devices, rebuilt, home))
         });
-        let (program, devices, record, home) = match found {
+        let (program, devices, rebuilt, home) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
         let headers = self.headers(call.folders, &call.included);
+        let record = Arc::clone(&rebuilt.record);
         let options = self.with_argument_info(&call.options, &record, home);
         let raw = program.0;
-        self.apart(header, program, move |api| {
+        self.apart(header, program, rebuilt, move |api| {
             let Ok((options, _headers)) = Headers::write(headers, options) else {
                 return codes::OUT_OF_HOST_MEMORY;
             };
@@ -283,13 +298,13 @@ impl Server {
                 call: Build::compiled(call.clone(), origins),
                 devices: self.device_records(&call.devices)?,
             };
-            let program = self.backend.programs.get_mut(call.id.0)?;
-            Arc::make_mut(&mut program.record).built = Some(Arc::new(built));
-            let options = (Arc::clone(&program.record), program.home);
+            let program = self.backend.programs.get(call.id.0)?;
+            let rebuilt = Rebuilt::new(call.id, &program.record, built);
+            let options = (rebuilt, program.home);
             let program = (program.raw, program.builds.clone());
             Ok((program, devices, headers, options))
         });
-        let (program, devices, headers, (record, home)) = match found {
+        let (program, devices, headers, (rebuilt, home)) = match found {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
@@ -297,14 +312,14 @@ impl Server {
             cl!(self.backend.api, clRetainProgram(header));
         }
         let files = self.headers(call.folders, &call.included);
-        let options = self.with_argument_info(&call.options, &record, home);
+        let options = self.with_argument_info(&call.options, &rebuilt.record, home);
         let names: Vec<_> = call
             .headers
             .iter()
             .map(|(_, name)| c_string(name))
             .collect();
         let raw = program.0;
-        self.apart(header, program, move |api| {
+        self.apart(header, program, rebuilt, move |api| {
             let mut pointers: Vec<_> = names.iter().map(|name| name.as_ptr()).collect();
             let count = headers.len() as u32;
             let release = || {

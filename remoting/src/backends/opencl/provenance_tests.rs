@@ -109,6 +109,9 @@ fn objects_keep_their_context_and_its_devices_when_others_get_the_numbers() {
         included: Vec::new(),
     };
     server.build_program(header, &build).unwrap();
+    while server.backend.building > 0 {
+        server.notices().unwrap();
+    }
     server.release_context(id).unwrap();
     server.release_device(device).unwrap();
     part(&mut server, 0, 1, 8);

@@ -17,8 +17,8 @@ use std::{
 use super::provenance::{ContextRecord, DEEPEST, DeviceRecord};
 use crate::{
     apis::opencl::calls::{
-        BuildProgram, CompileProgram, CreateProgram, HeaderFile, LinkProgram, MemId, ProgramOrigin,
-        SamplerId, Value,
+        BuildProgram, CompileProgram, CreateProgram, HeaderFile, LinkProgram, MemId, ProgramId,
+        ProgramOrigin, SamplerId, Value,
     },
     wire::Blob,
 };
@@ -197,6 +197,34 @@ impl ProgramRecord {
     fn bytes(&self) -> usize {
         let built = self.built.as_ref().map_or(0, |built| built.call.bytes());
         self.origin.bytes().saturating_add(built)
+    }
+}
+
+/// A program with the record that it has if the driver takes a build.
+#[derive(Clone, Debug)]
+pub struct Rebuilt {
+    /// The program's number, which another one may have by then.
+    pub program: ProgramId,
+    /// The record.
+    pub record: Arc<ProgramRecord>,
+}
+
+impl Rebuilt {
+    /// A program with this record, built in another way.
+    pub fn new(program: ProgramId, record: &ProgramRecord, built: Built) -> Self {
+        let mut record = record.clone();
+        record.built = Some(Arc::new(built));
+        Self {
+            program,
+            record: Arc::new(record),
+        }
+    }
+
+    /// Records how the program was built. Does nothing if this is another program's record.
+    pub fn apply_to(&self, record: &mut Arc<ProgramRecord>) {
+        if Arc::ptr_eq(&record.has_variables, &self.record.has_variables) {
+            Arc::make_mut(record).built.clone_from(&self.record.built);
+        }
     }
 }
 

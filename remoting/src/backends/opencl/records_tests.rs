@@ -339,6 +339,9 @@ fn constants_and_how_a_program_was_compiled_are_kept_for_it_and_not_for_its_kern
         headers: vec![(ProgramId(1), Blob(b"h".to_vec()))],
     };
     server.compile_program(header(), &call).unwrap();
+    while server.backend.building > 0 {
+        server.notices().unwrap();
+    }
     server.release_program(ProgramId(1)).unwrap();
     let now = record(&server, 0);
     assert_eq!(now.constants.get(&3), Some(&specialize.value));

@@ -562,11 +562,11 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_build_leaves_a_program_its_variables() {
+    fn a_refused_build_leaves_a_program_as_it_was() {
         let (mut server, ..) = testing::server_before(Api::null().with_builds(refuse));
         build(&mut server, source(VARIABLE), "");
         let record = Arc::clone(&server.backend.programs.get(0).unwrap().record);
-        for (options, expected) in [("-DREFUSED", true), ("", false)] {
+        for (options, expected) in [("-DREFUSED", true), ("-DTAKEN", false)] {
             record.has_variables.store(true, Ordering::Release);
             testing::carry_out(&mut server, builds(options));
             while server.backend.building > 0 {
@@ -574,6 +574,11 @@ mod tests {
             }
             let has = record.has_variables.load(Ordering::Acquire);
             assert_eq!(has, expected, "{options}");
+            // And it is rebuilt elsewhere as it is here.
+            let now = &server.backend.programs.get(0).unwrap().record;
+            let recorded = now.built.as_deref().unwrap();
+            let recorded = matches!(&recorded.call, Build::Whole(call) if call.options.0 == options.as_bytes());
+            assert_eq!(recorded, !expected, "{options}");
         }
     }
 

@@ -198,8 +198,8 @@ impl Server {
         while self.backend.building > most {
             for notice in self.board.take() {
                 match notice {
-                    Notice::Backend(DriverNotice::Built(header, code)) => {
-                        self.built(header, code)?;
+                    Notice::Backend(DriverNotice::Built(header, rebuilt, code)) => {
+                        self.built(header, &rebuilt, code)?;
                     }
                     Notice::Backend(DriverNotice::Linked(header, linked, code)) => {
                         self.linked(header, linked, code)?;
