@@ -43,13 +43,16 @@ pub enum Error {
     /// The packages are outside the environment.
     #[error("{} is a link: nothing outside of the environment is changed", .0.display())]
     Elsewhere(PathBuf),
-    /// It belongs to another user, who could exchange folders and files of it for links while they are changed.
+    /// Another user could exchange folders and files for links while they are changed.
+    #[error("{} is writable for everybody: `chmod o-w {}` changes that", .0.display(), .0.display())]
+    Open(PathBuf),
+    /// The same, since a folder belongs to another user.
     #[error(
         "{} belongs to user {owner}: run this as that user",
         folder.display()
     )]
     Foreign {
-        /// The environment.
+        /// The environment, or a folder in it or above it.
         folder: PathBuf,
         /// Its owner.
         owner: u32,
@@ -127,12 +130,40 @@ fn wanted(name: &[u8]) -> Option<&'static str> {
     })
 }
 
-/// Visits each file below a folder. Does not follow links to folders: they may lead out of it, or form cycles.
+/// Whose a folder may be.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Owner {
+    /// This user's.
+    Own,
+    /// This user's, or root's.
+    OwnOrRoot,
+}
+
+/// Refuses a folder in which another user could exchange what is changed.
+fn check(folder: &Path, expected: Owner) -> Result<(), Error> {
+    const OTHERS_WRITE: u32 = 0o002;
+    const STICKY: u32 = 0o1000;
+    let found = fs::symlink_metadata(folder).map_err(failed("look at", folder))?;
+    let owner = found.uid();
+    // SAFETY: a plain call.
+    let is_own = owner == unsafe { libc::geteuid() };
+    if !is_own && (expected == Owner::Own || owner != 0) {
+        let folder = folder.to_owned();
+        return Err(Error::Foreign { folder, owner });
+    }
+    match found.mode() & (OTHERS_WRITE | STICKY) {
+        OTHERS_WRITE => Err(Error::Open(folder.to_owned())),
+        _ => Ok(()),
+    }
+}
+
+/// Visits each file below a folder of this user. Does not follow links to folders: they may lead out of it, or form cycles.
 fn visit(
     folder: &Path,
     depth: usize,
     look: &mut impl FnMut(&DirEntry) -> Result<(), Error>,
 ) -> Result<(), Error> {
+    check(folder, Owner::Own)?;
     let entries = fs::read_dir(folder).map_err(failed("read", folder))?;
     let entries: Result<Vec<_>, _> = entries.collect();
     let mut entries = entries.map_err(failed("read", folder))?;
@@ -243,17 +274,17 @@ fn environment(folder: &Path) -> Result<PathBuf, Error> {
     if !folder.join("pyvenv.cfg").is_file() {
         return Err(Error::NoEnvironment(folder));
     }
-    let found = fs::metadata(&folder).map_err(failed("look at", &folder))?;
-    let owner = found.uid();
-    // SAFETY: a plain call.
-    if owner != unsafe { libc::geteuid() } {
-        return Err(Error::Foreign { folder, owner });
+    for above in folder.ancestors().skip(1) {
+        check(above, Owner::OwnOrRoot)?;
     }
+    check(&folder, Owner::Own)?;
     let packages = folder.join("lib");
-    match packages.is_symlink() {
-        true => Err(Error::Elsewhere(packages)),
-        false => Ok(packages),
+    if packages.is_symlink() {
+        return Err(Error::Elsewhere(packages));
     }
+    // Of an environment that is refused, nothing is changed.
+    visit(&packages, 0, &mut |_| Ok(()))?;
+    Ok(packages)
 }
 
 /// Places links to Gantry's CUDA libraries in an environment. Reports what it does.
@@ -421,15 +452,37 @@ mod tests {
             eprintln!("not tested: only root can give a folder to another user");
             return;
         }
-        std::os::unix::fs::chown(rig.environment(), Some(1234), None).unwrap();
         let libraries = rig.libraries();
-        for outcome in [
-            adopt(&rig.environment(), &libraries, &mut Vec::new()),
-            undo(&rig.environment(), &mut Vec::new()),
-        ] {
-            assert!(matches!(outcome, Err(Error::Foreign { owner: 1234, .. })));
+        let within = rig.packages().join("torchvision.libs");
+        let folders = [rig.0.path().to_owned(), rig.environment(), within];
+        for folder in &folders {
+            std::os::unix::fs::chown(folder, Some(1234), None).unwrap();
+            for outcome in [
+                adopt(&rig.environment(), &libraries, &mut Vec::new()),
+                undo(&rig.environment(), &mut Vec::new()),
+            ] {
+                assert!(matches!(outcome, Err(Error::Foreign { owner: 1234, .. })));
+            }
+            assert!(rig.contents().iter().all(|text| text == "theirs"));
+            std::os::unix::fs::chown(folder, Some(0), None).unwrap();
         }
-        assert!(rig.contents().iter().all(|text| text == "theirs"));
+        rig.adopt();
+    }
+
+    #[test]
+    fn an_environment_that_everybody_can_change_is_left_alone() {
+        use std::os::unix::fs::PermissionsExt;
+
+        let rig = Rig::new();
+        let within = rig.packages().join("nvidia/cu13");
+        for folder in [rig.0.path().to_owned(), rig.environment(), within] {
+            let mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode));
+            mode(0o777).unwrap();
+            let outcome = adopt(&rig.environment(), &rig.libraries(), &mut Vec::new());
+            assert!(matches!(outcome, Err(Error::Open(open)) if open == folder));
+            mode(0o755).unwrap();
+        }
+        rig.adopt();
     }
 
     #[test]
