@@ -188,6 +188,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         start,
         filters,
         started,
+        no_shutdown: cli.no_shutdown,
     };
     let result = control::run(options, receiver, monitor);
     // After an error too: pending responses are sent, and the socket's file is removed.

@@ -80,6 +80,10 @@ pub struct Cli {
     #[arg(long, value_name = "SOCKET", help_heading = "Gantry")]
     pub api_socket: Option<ApiSocket>,
 
+    /// Stay when the guest powers off, as after vm.shutdown: vm.boot starts the VM again.
+    #[arg(long, requires = "api_socket", help_heading = "Gantry")]
+    pub no_shutdown: bool,
+
     /// Where to write events as JSON: path=FILE or fd=N.
     #[arg(long, value_name = "TARGET", help_heading = "Gantry")]
     pub event_monitor: Option<EventTarget>,

@@ -50,7 +50,7 @@ use self::{
     migration::Migrations,
     removals::Removals,
     signals::{Signal, Signals},
-    storage::StorageWaits,
+    storage::{GuestWish, StorageWaits},
 };
 use crate::{
     api::{ApiError, ApiReceiver, Handler, Reply, Request, RestoreConfig},
@@ -84,6 +84,8 @@ pub struct StartOptions {
     pub filters: Filters,
     /// When the process started.
     pub started: Instant,
+    /// The process stays when the guest powers off.
+    pub no_shutdown: bool,
 }
 
 /// Why the loop ended.
@@ -171,6 +173,8 @@ pub struct Control {
     /// For the first machine.
     advance: Advance,
     started: Instant,
+    /// The process stays when the guest powers off.
+    no_shutdown: bool,
     exit: Option<ExitReason>,
 }
 
@@ -188,6 +192,7 @@ pub fn run(
         source,
     })?;
     control.api = Some(api);
+    control.no_shutdown = options.no_shutdown;
     control.monitor.emit("vmm", "starting", &[]);
     // The reply to the initial request, if that takes time.
     let mut restored: Option<mpsc::Receiver<_>> = None;
@@ -314,6 +319,7 @@ impl Control {
             filters,
             advance: Advance::No,
             started,
+            no_shutdown: false,
             exit: None,
         })
     }
@@ -324,13 +330,16 @@ impl Control {
                 log::info!("the guest has powered off");
                 self.monitor.emit("guest", "shutdown", &[]);
                 self.abandon_migration();
-                self.exit = Some(ExitReason::GuestShutdown);
+                match self.no_shutdown {
+                    true => self.end_when_quiet(GuestWish::PowerOff),
+                    false => self.exit = Some(ExitReason::GuestShutdown),
+                }
             }
             MachineEvent::Guest(GuestEvent::Reset) | MachineEvent::Cpu(CpuEvent::Reset) => {
                 log::info!("the guest has asked for a reset");
                 self.monitor.emit("guest", "reset", &[]);
                 self.abandon_migration();
-                self.reset_when_quiet();
+                self.end_when_quiet(GuestWish::Reset);
             }
             MachineEvent::Guest(GuestEvent::CpuEjected(vcpu)) => {
                 if let Some(machine) = self.life.machine_mut() {

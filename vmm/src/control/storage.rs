@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   vm.pause, vm.shutdown, ...  ──>  nothing new begins  ──nothing is in flight──>  it is carried out
-//!   the guest's own reset              └──after 20 s──> refused, and the guest goes on (not a reset)
+//!   the guest's own end                └──after 20 s──> refused, and the guest goes on (not if it has asked for its end)
 //! ```
 
 use std::{
@@ -44,11 +44,20 @@ pub(super) struct StorageWaits {
     ejected: Vec<Bdf>,
 }
 
+/// What a guest has asked for, which ends its machine.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum GuestWish {
+    /// To start anew.
+    Reset,
+    /// To be powered off.
+    PowerOff,
+}
+
 struct Wait {
-    /// The client's request; `None` if only the guest has asked for a reset.
+    /// The client's request; `None` if only the guest has asked.
     request: Option<(Request, Reply)>,
-    /// The guest has asked for a reset, which follows if the request is refused.
-    resets: bool,
+    /// What the guest has asked for, which follows if the request is refused.
+    wish: Option<GuestWish>,
     /// The vCPUs were stopped for the request, and go on if it is refused.
     stopped: bool,
     since: Instant,
@@ -111,6 +120,7 @@ impl StorageWaits {
 impl Wait {
     fn operation(&self) -> Operation {
         match &self.request {
+            None if self.wish == Some(GuestWish::PowerOff) => Operation::Shutdown,
             None => Operation::Reset,
             Some((Request::VmPause, _)) => Operation::Pause,
             Some((Request::VmShutdown, _)) => Operation::Shutdown,
@@ -162,7 +172,7 @@ impl Control {
     /// Carries out a request that stops the machine or one of its devices, when storage has answered.
     pub(super) fn when_quiet(&mut self, request: Request, reply: Reply) {
         let allowed = self.refuse_if_frozen(&request);
-        let resets = self.storage.wait.take().is_some_and(|wait| wait.resets);
+        let wish = self.storage.wait.take().and_then(|wait| wait.wish);
         let stopped = match (&mut self.life, allowed) {
             (Life::Live { machine, run, .. }, Ok(())) => {
                 let is_running = *run == RunState::Running;
@@ -183,14 +193,14 @@ impl Control {
             _ => None,
         };
         match stopped {
-            Some(stopped) => self.wait_for_storage(Some((request, reply)), resets, stopped),
+            Some(stopped) => self.wait_for_storage(Some((request, reply)), wish, stopped),
             // Refused, or done at once.
             None => reply.send(self.handle(request)),
         }
     }
 
-    /// Resets the machine, as its guest has asked for, when storage has answered. The guest goes no further.
-    pub(super) fn reset_when_quiet(&mut self) {
+    /// Ends the machine, as its guest has asked for, when storage has answered. The guest goes no further.
+    pub(super) fn end_when_quiet(&mut self, wish: GuestWish) {
         if let Some(machine) = self.life.machine_mut() {
             machine.stop();
         }
@@ -204,16 +214,21 @@ impl Control {
             {
                 reply.send(Err(ApiError::wrong_state(OVER)));
             }
-            wait.resets = true;
+            wait.wish = Some(wish);
             return;
         }
-        self.wait_for_storage(None, true, false);
+        self.wait_for_storage(None, Some(wish), false);
     }
 
-    fn wait_for_storage(&mut self, request: Option<(Request, Reply)>, resets: bool, stopped: bool) {
+    fn wait_for_storage(
+        &mut self,
+        request: Option<(Request, Reply)>,
+        wish: Option<GuestWish>,
+        stopped: bool,
+    ) {
         self.storage.wait = Some(Wait {
             request,
-            resets,
+            wish,
             stopped,
             since: Instant::now(),
             for_what: String::new(),
@@ -275,32 +290,36 @@ impl Control {
             Some((request, reply)) => {
                 let answer = self.handle(request);
                 if answer.is_err() {
-                    self.let_go(wait.resets, wait.stopped);
+                    self.let_go(wait.wish, wait.stopped);
                 }
                 reply.send(answer);
             }
             None => {
-                if let Err(error) = self.reboot() {
-                    log::error!("the guest cannot be reset: {error}");
+                let ended = match wait.wish {
+                    Some(GuestWish::PowerOff) => self.handle(Request::VmShutdown).map(drop),
+                    _ => self.reboot(),
+                };
+                if let Err(error) = ended {
+                    log::error!("the guest cannot be reset or powered off: {error}");
                     self.exit = Some(ExitReason::GuestFailed);
                 }
             }
         }
     }
 
-    /// Refuses a request whose storage does not answer; the guest goes on, unless it has asked for a reset.
+    /// Refuses a request whose storage does not answer; the guest goes on, unless it has asked for its end.
     fn give_up_waiting(&mut self, wait: Wait, error: &MachineError) {
         let Some((_, reply)) = wait.request else {
             return;
         };
-        self.let_go(wait.resets, wait.stopped);
+        self.let_go(wait.wish, wait.stopped);
         reply.send(Err(failed(error)));
     }
 
-    /// Lets go what was held for a request that is refused, unless the guest has asked for a reset.
-    fn let_go(&mut self, resets: bool, stopped: bool) {
-        if resets {
-            return self.wait_for_storage(None, true, false);
+    /// Lets go what was held for a request that is refused, unless the guest has asked for its end.
+    fn let_go(&mut self, wish: Option<GuestWish>, stopped: bool) {
+        if wish.is_some() {
+            return self.wait_for_storage(None, wish, false);
         }
         let Some(machine) = self.life.machine_mut() else {
             return;
