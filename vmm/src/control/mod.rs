@@ -281,16 +281,7 @@ impl MutEventSubscriber for Control {
                     self.api = Some(api);
                 }
             }
-            TOKEN_MACHINE => {
-                // Only the events that are waiting now, so that a guest that keeps causing events does not starve
-                // clients.
-                for _ in 0..self.receiver.waiting() {
-                    let Some(event) = self.receiver.next() else {
-                        break;
-                    };
-                    self.machine_event(event);
-                }
-            }
+            TOKEN_MACHINE => self.machine_events(),
             TOKEN_REMOVALS => self.removals_overdue(),
             TOKEN_ALARMS => self.alarms(),
             TOKEN_MIGRATION => self.migration_work(),
@@ -322,6 +313,17 @@ impl Control {
             no_shutdown: false,
             exit: None,
         })
+    }
+
+    /// Handles the machine's events.
+    fn machine_events(&mut self) {
+        // Only those that are waiting now, so that a guest that keeps causing events does not starve clients.
+        for _ in 0..self.receiver.waiting() {
+            let Some(event) = self.receiver.next() else {
+                break;
+            };
+            self.machine_event(event);
+        }
     }
 
     fn machine_event(&mut self, event: MachineEvent) {

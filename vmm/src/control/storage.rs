@@ -233,6 +233,10 @@ impl Control {
             since: Instant::now(),
             for_what: String::new(),
         });
+        if stopped {
+            // What the guest has asked for until now comes first: a VM that is paused is not reset any more.
+            self.machine_events();
+        }
         self.look_at_storage();
     }
 

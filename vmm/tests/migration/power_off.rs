@@ -1,4 +1,4 @@
-//! A guest that powers itself off.
+//! A guest that powers itself off, or resets itself.
 
 use std::{fs, path::Path};
 
@@ -58,4 +58,27 @@ fn without_the_option_the_process_ends_with_its_guest() {
         .output()
         .unwrap();
     assert!(run.status.success(), "{run:?}");
+}
+
+#[test]
+fn a_paused_vm_is_not_reset_by_what_its_guest_asked_before() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    // It resets itself as soon as it runs: mov al, 1; mov dx, 0x600; out; jmp $
+    let code = [0xb0, 1, 0x66, 0xba, 0, 6, 0xee, 0xeb, 0xfe];
+    let mut vmm = Vmm::running(dir.path(), &code, "size=64M", "off", &[]);
+    let state = |vmm: &Vmm| {
+        let info: Value = serde_json::from_slice(&vmm.ctl(&["info"]).stdout).unwrap();
+        info["state"].clone()
+    };
+    for _ in 0..100 {
+        // It is refused if the guest has asked for a reset meanwhile.
+        if vmm.ctl(&["pause"]).status.success() {
+            assert_eq!(state(&vmm), "Paused", "{}", vmm.said());
+            assert!(vmm.ctl(&["resume"]).status.success());
+        }
+    }
+    vmm.until("it is reset", |vmm| vmm.said().contains("reset"));
 }
