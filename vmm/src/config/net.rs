@@ -72,7 +72,7 @@ pub struct NetConfig {
     /// Behind a virtual IOMMU.
     #[serde(default)]
     pub iommu: bool,
-    /// Number of queues, two for each pair.
+    /// Number of queues, two for each pair. One more stands for the control queue, which a card has anyway.
     #[serde(default = "two")]
     pub num_queues: u16,
     /// Number of entries per queue, a power of two.
@@ -202,8 +202,6 @@ impl Device for NetConfig {
             "use a tap interface",
         )?;
         check::range("num_queues", self.num_queues, 2, Self::MAX_QUEUES)?;
-        let even = self.num_queues.is_multiple_of(2);
-        check::number("num_queues", self.num_queues, even, "a multiple of 2")?;
         check::queue_size(self.queue_size)?;
         if let Some(tap) = &self.tap {
             // IFNAMSIZ, including the terminating zero.
@@ -275,6 +273,11 @@ impl Device for NetConfig {
 impl NetConfig {
     /// Maximum number of queues: 128 pairs; Linux's tap supports up to 256.
     const MAX_QUEUES: u64 = 256;
+
+    /// Number of queues without the control queue.
+    pub fn queues_in_pairs(&self) -> u16 {
+        self.num_queues & !1
+    }
 }
 
 /// Whether the text consists of six hexadecimal bytes separated by colons, not all zero and without

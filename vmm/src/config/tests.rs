@@ -284,8 +284,8 @@ fn numbers_out_of_range_are_named_with_their_range() {
         "disks[0].queue_size: 100 is not a power of two",
     );
     assert_invalid(
-        |c| c.net = Some(vec![NetConfig::parse("num_queues=3").unwrap()]),
-        "net[0].num_queues: 3 is not a multiple of 2",
+        |c| c.net = Some(vec![NetConfig::parse("num_queues=1").unwrap()]),
+        "net[0].num_queues: 1 is not between 2 and 256",
     );
     assert_invalid(
         |c| c.vsock = Some(VsockConfig::parse("cid=2,socket=/s").unwrap()),
@@ -487,6 +487,31 @@ fn addresses_are_checked() {
     assert!(net("ip=fd00::1,mask=255.0.0.0").is_err());
     assert!(net("tap=a-name-that-is-too-long").is_err());
     assert!(NetConfig::parse("ip=10.0.0").is_err());
+}
+
+#[test]
+fn an_odd_queue_of_a_network_card_is_its_control_queue() {
+    for (text, queues) in [
+        ("num_queues=2", 2),
+        ("num_queues=3", 2),
+        ("num_queues=17", 16),
+    ] {
+        let config = NetConfig::parse(text).unwrap();
+        assert_eq!(config.validate(), Ok(()));
+        assert_eq!(config.queues_in_pairs(), queues);
+        // `vm.info` returns what was given.
+        let written = serde_json::to_value(&config).unwrap();
+        assert_eq!(
+            serde_json::from_value::<NetConfig>(written).unwrap(),
+            config
+        );
+    }
+    assert!(
+        NetConfig::parse("fd=3,num_queues=3")
+            .unwrap()
+            .validate()
+            .is_err()
+    );
 }
 
 #[test]

@@ -40,7 +40,7 @@ impl DeviceKind for NetConfig {
             mac: self.mac.as_deref().map(parse_mac).transpose()?,
             host_mac: self.host_mac.as_deref().map(parse_mac).transpose()?,
             mtu: self.mtu,
-            num_queues: self.num_queues,
+            num_queues: self.queues_in_pairs(),
             queue_size: self.queue_size,
             offload_tso: self.offload_tso,
             offload_ufo: self.offload_ufo,
