@@ -59,7 +59,7 @@ pub enum Error {
     },
     /// A library of Gantry is missing.
     #[error(
-        "{} has no {library}: docs/user/accelerator.md says how to make Gantry's CUDA libraries; --libraries \
+        "{} has no {library}: docs/user/cuda.md says how to make Gantry's CUDA libraries; --libraries \
          names their folder",
         folder.display()
     )]

@@ -22,7 +22,7 @@ pub enum Error {
     /// There is no driver.
     #[error(
         "this agent carries no driver: it was built without the feature carry-driver \
-         (docs/user/accelerator.md says how to build it with)"
+         (docs/user/opencl.md says how to build it with)"
     )]
     NoDriver,
     /// The agent's own file cannot be read.

@@ -92,7 +92,7 @@ enum What {
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error(
-        "{} has no {file}: docs/user/accelerator.md says how to make Gantry's CUDA libraries; --libraries names \
+        "{} has no {file}: docs/user/cuda.md says how to make Gantry's CUDA libraries; --libraries names \
          their folder",
         folder.display()
     )]

@@ -21,7 +21,7 @@ pub enum Error {
     /// There is no driver.
     #[error(
         "there is no CUDA driver: put Gantry's libgantry_cuda.so as libcuda.so.1 where the loader looks or into {}, \
-         or name its folder by --libraries (docs/user/accelerator.md)",
+         or name its folder by --libraries (docs/user/cuda.md)",
         folder.display()
     )]
     NoLibrary {

@@ -42,7 +42,7 @@ fn cut(context: &Context) -> Result<()> {
     guest.eventually("cat /tmp/figures", |text| text.contains("numbers is right"))?;
     until("one serves, one waits", || Ok(pool.workers()?.len() == 2))?;
     sh(&format!("ifconfig {TAP} down"))?;
-    // Both notice after a minute, see docs/user/accelerator.md.
+    // Both notice after a minute, see docs/user/devices-of-other-hosts.md.
     let end = guest.eventually("cat /tmp/figures", |text| text.contains("ended"))?;
     ensure!(end.contains("failed with code"), "{end}");
     until("the worker that served is gone", || {
