@@ -480,6 +480,47 @@ fn a_channel_that_waits_for_one_without_a_place_gives_its_own_up() {
 }
 
 #[test]
+fn channels_that_lose_their_places_while_they_wait_do_the_rest() {
+    const CHANNELS: u8 = 12;
+    let mut mediator = gpu("waits", Name::Fair, LONG);
+    let guest = Guest::with(&mut mediator, 2);
+    write(&guest.ram, 0x1000, 0x5eed);
+    let at = |channel: u8| u64::from(channel) * 16;
+    for channel in 1..=CHANNELS {
+        if channel > 1 {
+            guest.bind(&mut mediator, channel).expect("there is one");
+        }
+        // It sets the copy up, waits, and then starts it.
+        let flag = RAM_VA + at(channel);
+        let mut words = copy(RAM_VA + 0x1000, flag + 4, 4);
+        let launch = words.split_off(words.len() - 2);
+        words.extend(acquire(flag, 1));
+        words.extend(launch);
+        words.extend(release(flag + 8, 2));
+        guest.submit(&mut mediator, channel, u64::from(channel) * 128, &words);
+    }
+    let start = Instant::now();
+    while mediator.figures(guest.id).expect("it is there").displaced < 3 * u64::from(CHANNELS) {
+        mediator.tick(Moment::now()).expect("the GPU is there");
+        assert!(start.elapsed() < Duration::from_secs(20), "none loses it");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    for channel in (1..=CHANNELS).rev() {
+        let flag = at(channel) as usize;
+        assert_eq!(
+            (read(&guest.ram, flag + 4), read(&guest.ram, flag + 8)),
+            (0, 0)
+        );
+        write(&guest.ram, flag, 1);
+        done(&mut mediator, &guest, channel);
+        assert_eq!(
+            (read(&guest.ram, flag + 4), read(&guest.ram, flag + 8)),
+            (0x5eed, 2)
+        );
+    }
+}
+
+#[test]
 fn a_space_that_uses_its_vms_memory_up_ends_and_others_of_the_vm_go_on() {
     let mut mediator = gpu("greedy", Name::Fair, LONG);
     let guest = Guest::new(&mut mediator);
