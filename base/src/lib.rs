@@ -4,8 +4,8 @@
 //! - [`lock`]: locks that stay usable after a panic of another holder
 //! - [`mapping`]: memory mappings that are unmapped when dropped; [`memfd`]: files in memory
 //! - [`patience`]: waiting until a deadline or a cancellation
-//! - [`poll`]: waiting for any number of descriptors
-//! - [`socket`]: Unix sockets: passing descriptors, the peer's user, non-blocking connects
+//! - [`poll`]: waiting for any number of descriptors; [`event`]: waking a thread that does
+//! - [`socket`]: Unix sockets: passing descriptors, the peer's user, non-blocking connects, packets
 //! - [`tcp`]: TCP connections that detect that the peer machine is gone
 //! - [`child`]: child processes that do not outlive their parent
 //! - [`fork`]: telling a process from the children that it forks
@@ -26,6 +26,7 @@ pub mod child;
 #[cfg(feature = "confine")]
 pub mod confine;
 pub mod error_chain;
+pub mod event;
 pub mod fork;
 pub mod gpus;
 pub mod limits;

@@ -181,6 +181,48 @@ pub fn refuse_files(socket: impl AsFd) {
     }
 }
 
+/// Two connected sockets for packets (`SOCK_SEQPACKET`).
+pub fn pair_for_packets() -> io::Result<[OwnedFd; 2]> {
+    let mut ends = [0; 2];
+    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
+    // SAFETY: the kernel fills the array; then new descriptors that have no other owner.
+    unsafe {
+        if libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        Ok(ends.map(|end| OwnedFd::from_raw_fd(end)))
+    }
+}
+
+/// The kernel's number of a socket, its cookie, which no other socket ever has. An error: it is no
+/// socket.
+pub fn cookie(socket: impl AsFd) -> io::Result<u64> {
+    let mut cookie = 0u64;
+    let mut size = size_of_val(&cookie) as libc::socklen_t;
+    // SAFETY: the kernel writes at most `size` bytes, to a local.
+    let got = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_COOKIE,
+            (&raw mut cookie).cast(),
+            &raw mut size,
+        )
+    };
+    match got {
+        0 => Ok(cookie),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Whether the other end of a socket has not read all that was sent to it.
+pub fn has_unread(socket: impl AsFd) -> bool {
+    let mut unread: libc::c_int = 0;
+    // SAFETY: the kernel writes a number, to a local.
+    let got = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
+    got == 0 && unread > 0
+}
+
 /// User ID of the peer of a connection.
 pub fn user(connection: impl AsFd) -> io::Result<u32> {
     peer(connection).map(|peer| peer.uid)
@@ -376,6 +418,26 @@ mod tests {
             .map(|file| std::fs::File::from(file).metadata().unwrap().len())
             .collect();
         assert_eq!(got, sizes);
+    }
+
+    #[test]
+    fn a_packet_is_unread_until_the_other_end_has_read_it() {
+        let [here, there] = pair_for_packets().unwrap();
+        assert_ne!(cookie(&here).unwrap(), cookie(&there).unwrap());
+        assert_eq!(
+            cookie(&here).unwrap(),
+            cookie(here.try_clone().unwrap()).unwrap()
+        );
+        let (here, there) = (UnixStream::from(here), UnixStream::from(there));
+        assert!(!has_unread(&here));
+        send(&here, b"packet", &[]).unwrap();
+        assert!(has_unread(&here) && !has_unread(&there));
+        // The rest of a packet is gone.
+        assert_eq!(receive(&there, &mut [0; 3]).unwrap().0, 3);
+        assert!(!has_unread(&here));
+        let file = tempfile::tempfile().unwrap();
+        assert!(!has_unread(&file));
+        assert!(cookie(&file).is_err());
     }
 
     #[test]

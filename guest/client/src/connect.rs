@@ -9,6 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::event::Event;
 use gantry_remoting::{
     link::{
         alarm::Alarm,
@@ -35,7 +36,6 @@ use gantry_remoting::{
 use crate::{
     callbacks::Callback,
     driver::Driver,
-    event_fd::EventFd,
     gate, hook,
     link::{LIVENESS_TIMEOUT, Link},
     listen::listen,
@@ -306,7 +306,7 @@ impl Opened {
                 let file = window;
                 let window = Window::map_slice(&file, place.slice, hello.window, hello.ring)?;
                 let agent = Agent::new(stream.try_clone()?, patience);
-                let peer = Peer::Agent(EventFd::new()?, agent);
+                let peer = Peer::Agent(Event::new()?, agent);
                 let seat = Seat::new(bell, peer, Some(stream), environment);
                 Ok(Self::new::<D>(window, seat, Some((file, place.slice))))
             }
@@ -321,7 +321,7 @@ impl Opened {
         let (gate, window) = Gate::open::<D::Schema>(way, LIVENESS_TIMEOUT)?;
         window.keep_from_children();
         let file = gate.memory();
-        let peer = Peer::Gate(EventFd::new()?);
+        let peer = Peer::Gate(Event::new()?);
         let seat = Seat::new(Doorbell::Gate(gate), peer, None, environment);
         Ok(Self {
             window,

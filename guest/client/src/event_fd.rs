@@ -1,42 +1,20 @@
-//! An event that wakes a thread which also waits for connections.
+//! Waiting for connections and for an event.
 
 use std::{
     io,
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd},
         unix::net::UnixStream,
     },
     time::Duration,
 };
 
-/// An event that a thread can wait for together with connections.
-#[derive(Debug)]
-pub struct EventFd(OwnedFd);
-
-impl EventFd {
-    /// Creates an event that is not signalled.
-    pub fn new() -> io::Result<Self> {
-        // SAFETY: no pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: the descriptor was just created and has no other owner.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    /// Wakes the waiting thread.
-    pub fn signal(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes from a local.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-}
+use base::event::Event;
 
 /// Waits for the event, if there is one, or until one of the connections is readable or has ended,
 /// for at most `patience` or without limit. Returns which of the connections are ready.
 pub fn wait(
-    event: Option<&EventFd>,
+    event: Option<&Event>,
     streams: [Option<&UnixStream>; 2],
     patience: Option<Duration>,
 ) -> io::Result<[bool; 2]> {
@@ -47,8 +25,8 @@ pub fn wait(
         revents: 0,
     };
     let [first, second] = streams.map(|stream| poll(stream.map(AsRawFd::as_raw_fd)));
-    let event = event.map(|event| event.0.as_raw_fd());
-    let mut polled = [first, second, poll(event)];
+    let number = event.map(|event| event.as_fd().as_raw_fd());
+    let mut polled = [first, second, poll(number)];
     let patience = patience.map(|patience| libc::timespec {
         tv_sec: patience.as_secs() as libc::time_t,
         tv_nsec: libc::c_long::from(patience.subsec_nanos()),
@@ -66,9 +44,7 @@ pub fn wait(
         };
     }
     if let (true, Some(event)) = (polled[2].revents != 0, event) {
-        let mut count = 0u64;
-        // SAFETY: eight bytes into a local; the event does not block.
-        unsafe { libc::read(event, (&raw mut count).cast(), 8) };
+        event.take();
     }
     Ok([polled[0].revents != 0, polled[1].revents != 0])
 }
@@ -80,7 +56,7 @@ mod tests {
     #[test]
     fn a_signal_and_the_end_of_the_connection_are_told_apart() {
         let (here, there) = UnixStream::pair().unwrap();
-        let event = EventFd::new().unwrap();
+        let event = Event::new().unwrap();
         let heard = |patience| wait(Some(&event), [Some(&here), None], patience).unwrap();
         event.signal();
         assert_eq!(heard(None), [false, false]);

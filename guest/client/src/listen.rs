@@ -3,7 +3,7 @@
 
 use std::{io, os::unix::net::UnixStream};
 
-use base::Unpoisoned;
+use base::{Unpoisoned, event::Event};
 use gantry_remoting::link::{
     order::{self, ORDER, Order},
     port_bell::Doorbell,
@@ -13,7 +13,7 @@ use gantry_remoting::link::{
 use crate::{
     callbacks::PollInterval,
     driver::Driver,
-    event_fd::{self, EventFd},
+    event_fd,
     link::{LIVENESS_TIMEOUT, Link},
 };
 
@@ -131,7 +131,7 @@ fn poll_for_callbacks<D: Driver>(
     link: &Link<D>,
     stream: Option<&UnixStream>,
     orders: &mut Option<UnixStream>,
-    event: &EventFd,
+    event: &Event,
 ) -> Heard {
     let mut interval = PollInterval::default();
     loop {

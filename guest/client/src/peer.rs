@@ -7,13 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, event::Event};
 use gantry_remoting::{
     link::{port_bell::Doorbell, stream::channel::Closer},
     port,
 };
-
-use crate::event_fd::EventFd;
 
 /// The socket's peer.
 pub(crate) enum Peer {
@@ -22,10 +20,10 @@ pub(crate) enum Peer {
     /// This guest's agent. The worker is outside the guest and cannot send anything here. The
     /// listener polls while callbacks are pending, and the event is signalled when the first one is
     /// registered.
-    Agent(EventFd, Agent),
+    Agent(Event, Agent),
     /// A worker behind a gate, which runs when this process enters it. Callbacks work as for an
     /// agent.
-    Gate(EventFd),
+    Gate(Event),
     /// A worker with its own window, to which a bridge copies the contents of this one. The bridge
     /// sends a byte when there is something to read.
     Stream(Closer),
@@ -97,7 +95,7 @@ impl Peer {
     }
 
     /// The event that wakes the thread that polls for callbacks, if this peer needs polling.
-    pub(crate) fn poll_event(&self) -> Option<&EventFd> {
+    pub(crate) fn poll_event(&self) -> Option<&Event> {
         match self {
             Self::Worker | Self::Stream(_) | Self::Nobody => None,
             Self::Agent(event, _) | Self::Gate(event) => Some(event),

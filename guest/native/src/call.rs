@@ -57,6 +57,14 @@ fn put<const N: usize>(bytes: &mut [u8], at: usize, value: [u8; N]) {
     }
 }
 
+/// Whether an error is that of a connection whose worker has ended.
+fn is_lost(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset
+    )
+}
+
 impl Program {
     /// Makes a call.
     pub fn call(&mut self, file: File, command: u32, argument: u64) -> io::Result<c_int> {
@@ -77,6 +85,8 @@ impl Program {
                     put(&mut bytes, 24, memory.offset().to_le_bytes());
                     wanted = Some(memory);
                 }
+                // Without a worker, this is no matter of the memory.
+                Err(error) if is_lost(&error) => return Err(error),
                 Err(error) => {
                     eprintln!("gantry-nvidia: memory cannot be shared with the device: {error}");
                     return answer_status(&call, argument, status::NOT_SUPPORTED);

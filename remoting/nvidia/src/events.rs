@@ -1,15 +1,15 @@
 //! Hang-ups and events of files: one thread waits for both.
 
-use std::{io, os::fd::OwnedFd};
+use std::{io, os::fd::OwnedFd, sync::Arc};
 
-use base::{Unpoisoned, note};
+use base::{Unpoisoned, note, socket::has_unread};
 use rustix::{
     buffer::spare_capacity,
     event::epoll::{self, CreateFlags, EventData, EventFlags},
     net::{SendFlags, send},
 };
 
-use crate::{files::OpenFile, server::Worker, session::has_unread};
+use crate::{closing::Closing, files::OpenFile, server::Worker};
 
 /// What to wait for.
 pub struct Events(OwnedFd);
@@ -67,7 +67,7 @@ impl Events {
 }
 
 /// Waits until the process ends.
-pub fn run(worker: &Worker) {
+pub fn run(worker: &Arc<Worker>, closing: &Closing) {
     let mut list = Vec::with_capacity(64);
     loop {
         list.clear();
@@ -80,7 +80,7 @@ pub fn run(worker: &Worker) {
             // The number was put into the low half.
             let number = data as u32;
             if data & DEVICE == 0 {
-                worker.close(number);
+                closing.close(number);
                 continue;
             }
             // Others may have the files while this waits for room.

@@ -9,12 +9,14 @@ use std::{
     fs::File,
     io::{self, Read},
     os::fd::{AsFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, MutexGuard},
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, socket};
 use nvidia_abi::wire::TOKEN;
-use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt::socket_cookie};
 
 use crate::{device::Node, external::External, objects::Pages, quota::Charge, slice::Slice};
 
@@ -126,6 +128,8 @@ pub struct OpenFile {
     /// `None`: the agent has the pair.
     end: Option<End>,
     left: Mutex<Left>,
+    /// Whether the last copy of the program's end is closed.
+    is_left: AtomicBool,
 }
 
 /// The worker's end of a socket pair.
@@ -144,6 +148,11 @@ impl OpenFile {
     /// The worker's end of the socket pair. `None`: the agent has the pair.
     pub fn end(&self) -> Option<BorrowedFd<'_>> {
         self.end.as_ref().map(|end| end.socket.as_fd())
+    }
+
+    /// Notes that the last copy of the program's end is closed. Answers whether that was new.
+    pub fn leave(&self) -> bool {
+        !self.is_left.swap(true, Ordering::Relaxed)
     }
 
     /// What calls left.
@@ -174,13 +183,8 @@ impl Files {
 
     /// Adds a device file of a program on this machine. Answers the program's end, too.
     pub fn add(&mut self, node: Node, device: OwnedFd) -> io::Result<(Arc<OpenFile>, OwnedFd)> {
-        let (socket, program) = socketpair(
-            AddressFamily::UNIX,
-            SocketType::SEQPACKET,
-            SocketFlags::CLOEXEC,
-            None,
-        )?;
-        let cookie = socket_cookie(&program)?;
+        let [socket, program] = socket::pair_for_packets()?;
+        let cookie = socket::cookie(&program)?;
         let end = End { socket, cookie };
         Ok((self.insert(node, device, Some(end))?, program))
     }
@@ -216,6 +220,7 @@ impl Files {
             device,
             end,
             left,
+            is_left: AtomicBool::new(false),
         });
         self.open.insert(number, file.clone());
         Ok(file)
@@ -228,7 +233,7 @@ impl Files {
 
     /// The file whose program's end this is.
     pub fn of_end(&self, program: impl AsFd) -> Option<Arc<OpenFile>> {
-        let cookie = socket_cookie(program).ok()?;
+        let cookie = socket::cookie(program).ok()?;
         self.open
             .values()
             .find(|file| file.end.as_ref().is_some_and(|end| end.cookie == cookie))

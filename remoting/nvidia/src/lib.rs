@@ -12,6 +12,7 @@
 //! | `call`, `check` | a call: the walk, the checks, the call itself, what is remembered and restored |
 //! | `objects` | clients and objects that programs created, and what memory they use |
 //! | `duplicate` | objects that several clients have |
+//! | `closing` | files whose last copies are closed |
 //! | `convert` | memory of the driver that a program maps comes from the program's slice |
 //! | `unified` | ranges of unified memory over pages of the slice |
 //! | `lent` | files of shared memory that a program lends |
@@ -29,6 +30,7 @@
 mod bar;
 mod call;
 mod check;
+mod closing;
 pub mod confine;
 mod convert;
 pub mod device;

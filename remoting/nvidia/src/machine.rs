@@ -43,6 +43,7 @@ use nvidia_abi::wire::{HEADER, MOST};
 
 use crate::{
     bar::{Bar, Place},
+    closing::Closing,
     confine::{self, Serving},
     server::{self, MOST_PROGRAMS, Worker},
     session::Session,
@@ -158,14 +159,16 @@ pub fn serve(
     confine::confine(worker.branch(), Serving::Machine)?;
     let watched = connection.try_clone().map_err(Error::System)?;
     start("machine", move || end_with(&watched))?;
-    let events = worker.clone();
-    start("events", move || crate::events::run(&events))?;
+    let closing = Closing::start(&worker).map_err(Error::System)?;
+    let (events, closes) = (worker.clone(), closing.clone());
+    start("events", move || crate::events::run(&events, &closes))?;
     (&mut &*connection)
         .write_all(&[READY])
         .map_err(Error::Connection)?;
     Guest {
         machine,
         worker,
+        closing,
         sessions: HashMap::new(),
         live: Arc::default(),
     }
@@ -310,6 +313,7 @@ impl Drop for Ending {
 struct Guest {
     machine: Arc<Machine>,
     worker: Arc<Worker>,
+    closing: Closing,
     /// Where each session's requests go.
     sessions: HashMap<u32, SyncSender<Vec<u8>>>,
     /// A copy for each session's thread.
@@ -351,7 +355,7 @@ impl Guest {
                     self.machine.send(to_agent::ENDED, number, &[]);
                 }
             }
-            to_worker::CLOSE => self.worker.close(number),
+            to_worker::CLOSE => self.closing.close(number),
             _ => return Err(Error::Message),
         }
         Ok(())
@@ -378,8 +382,11 @@ impl Guest {
             let mut session = Session::new(&worker, machine.slice.clone(), user);
             let mut packet = Vec::with_capacity(HEADER + MOST);
             while let Ok(request) = taken.recv() {
-                // A packet that is no request ends the program's connection.
+                // A packet that is no request ends the program's connection. The program may still have its memory
+                // mapped, which is nobody else's until the agent ends the session.
                 if session.respond(&request, &[], &mut packet).is_err() {
+                    machine.send(to_agent::ENDED, number, &[]);
+                    taken.iter().for_each(drop);
                     break;
                 }
                 machine.send(to_agent::ANSWER, number, &packet);

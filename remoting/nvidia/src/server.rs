@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use base::{Unpoisoned, limits::Limit, note};
+use base::{Unpoisoned, limits::Limit, note, socket::has_unread};
 use gantry_remoting::account as port;
 use nvidia_abi::Branch;
 use rustix::{
@@ -24,6 +24,7 @@ use rustix::{
 };
 
 use crate::{
+    closing::Closing,
     device::Device,
     events::{self, Events},
     files::{DESCRIPTORS, Files},
@@ -31,7 +32,7 @@ use crate::{
     objects::{Objects, Pages},
     quota::Account,
     record::Record,
-    session::{Session, has_unread},
+    session::Session,
     slice::Slice,
 };
 
@@ -158,10 +159,10 @@ impl Worker {
     /// # Errors
     /// The system refuses a thread or a connection.
     pub fn serve(self: &Arc<Self>, listener: &Listener) -> io::Result<()> {
-        let worker = self.clone();
+        let (worker, closing) = (self.clone(), Closing::start(self)?);
         thread::Builder::new()
             .name("events".into())
-            .spawn(move || events::run(&worker))?;
+            .spawn(move || events::run(&worker, &closing))?;
         let mut is_short = false;
         loop {
             let connection = match accept_with(&listener.0, SocketFlags::CLOEXEC) {

@@ -4,13 +4,13 @@ use std::{
     collections::HashSet,
     io::{self, IoSlice, IoSliceMut},
     mem::MaybeUninit,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     thread,
     time::Duration,
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, socket::has_unread};
 use nvidia_abi::{
     status,
     wire::{Answer, DEVICE, HEADER, MANAGED, MOST, Operation, Request, SLICE, VERSION},
@@ -461,13 +461,4 @@ fn send(connection: &OwnedFd, answer: &[u8], file: Option<BorrowedFd<'_>>) -> io
             result => return Ok(result.map(|_| ())?),
         }
     }
-}
-
-/// Whether the other end of a socket has not read all that was sent to it.
-pub fn has_unread(socket: impl AsFd) -> bool {
-    let mut unread = 0i32;
-    // SAFETY: the call writes one int.
-    let result =
-        unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
-    result == 0 && unread > 0
 }

@@ -7,9 +7,12 @@ use std::{
     io::{self, Write},
     os::fd::{BorrowedFd, FromRawFd, OwnedFd},
     sync::{Arc, Mutex, PoisonError},
+    thread,
 };
 
-use crate::device::{Attributes, Device, Node};
+use base::event::Event;
+
+use crate::device::{Attributes, Device, Kernel, Node};
 
 /// What has happened.
 #[derive(Default)]
@@ -33,6 +36,8 @@ pub struct State {
     pub doorbell: Option<File>,
     /// Files to be opened, of a process that can make none when it is confined.
     spare: Vec<OwnedFd>,
+    /// Whether the control file and the GPU's are this machine's: a device whose pages a guest is shown.
+    has_pages: bool,
 }
 
 /// The device files.
@@ -41,6 +46,10 @@ pub struct StandIn(pub Arc<Mutex<State>>);
 
 /// The address that the driver has for a mapping.
 pub const MAPPED: u64 = 0xffff_8880_1234_5000;
+/// The call that makes an object.
+const ALLOCATE: u32 = 0xc030_462b;
+/// The handle of an object whose allocation never ends.
+pub const HANGS: u32 = 0x5c00_dead;
 /// What the device adds to the first word of descriptor memory, into the second.
 pub const ADDED: u64 = 1;
 
@@ -65,8 +74,7 @@ unsafe fn put_long(block: *mut u8, at: usize, value: u64) {
 }
 
 fn event() -> OwnedFd {
-    // SAFETY: a call without pointers; then a new descriptor that nothing else owns.
-    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }
+    Event::new().expect("there are descriptors").into()
 }
 
 impl StandIn {
@@ -79,6 +87,17 @@ impl StandIn {
         drop(state);
         new
     }
+
+    /// With this machine's `/dev/nvidiactl` and `/dev/nvidia0`, which have pages and no calls.
+    #[must_use]
+    pub fn with_pages() -> Self {
+        let new = Self::default();
+        new.0
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .has_pages = true;
+        new
+    }
 }
 
 impl Device for StandIn {
@@ -87,7 +106,9 @@ impl Device for StandIn {
     }
 
     fn open(&self, node: Node) -> io::Result<OwnedFd> {
+        let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         match node {
+            Node::Control | Node::Gpu(0) if state.has_pages => Kernel.open(node),
             // SAFETY: calls without pointers but a valid name; the descriptor is new.
             Node::Gpu(0) => unsafe {
                 let file = libc::memfd_create(c"doorbell".as_ptr(), libc::MFD_CLOEXEC);
@@ -95,10 +116,7 @@ impl Device for StandIn {
                 Ok(OwnedFd::from_raw_fd(file))
             },
             Node::Gpu(_) => Err(io::Error::from_raw_os_error(libc::ENXIO)),
-            Node::Control | Node::Uvm => {
-                let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-                Ok(state.spare.pop().unwrap_or_else(event))
-            }
+            Node::Control | Node::Uvm => Ok(state.spare.pop().unwrap_or_else(event)),
         }
     }
 
@@ -116,6 +134,10 @@ impl Device for StandIn {
     }
 
     unsafe fn call(&self, _: BorrowedFd<'_>, command: u32, block: *mut u8) -> io::Result<i32> {
+        // SAFETY: the worker has checked the block.
+        while command == ALLOCATE && unsafe { word(block, 8) } == HANGS {
+            thread::park();
+        }
         let mut state = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(error) = state.failing.get(&command) {
             return Err(io::Error::from_raw_os_error(*error));

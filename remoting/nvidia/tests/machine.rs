@@ -7,7 +7,7 @@ use std::{
     io::{Read, Write},
     net::Shutdown,
     os::{
-        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::PathBuf,
@@ -17,8 +17,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::socket;
-use gantry_nvidia::{machine, pool, server::Worker, stand_in::StandIn};
+use base::{event::Event, socket};
+use gantry_nvidia::{
+    machine, pool,
+    server::Worker,
+    stand_in::{HANGS, StandIn},
+};
 use gantry_remoting::{
     account::Account,
     apis::nvidia::{PageAnswer, PageRequest, SPOKEN, to_agent, to_worker},
@@ -109,8 +113,7 @@ impl Drop for Pool {
 }
 
 fn event() -> OwnedFd {
-    // SAFETY: a call without pointers; then a new descriptor that nothing else owns.
-    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC)) }
+    Event::new().expect("there are descriptors").into()
 }
 
 /// How the agent rings and sleeps.
@@ -261,6 +264,16 @@ impl Machine {
 
     fn shown(&self) -> Vec<PageRequest> {
         self.pages.lock().expect("nothing has failed").clone()
+    }
+
+    /// Waits until the worker has asked for this of its pages, and nothing else.
+    fn until_shown(&self, expected: &[PageRequest]) {
+        let start = Instant::now();
+        while self.shown().len() < expected.len() {
+            assert!(start.elapsed() < PATIENCE, "{:x?}", self.shown());
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(self.shown(), expected);
     }
 
     /// Whether the worker ends the connection.
@@ -431,10 +444,8 @@ fn device_pages_are_hidden_before_what_they_show_is_freed() {
 
     // The control file that the client lives on. Others keep theirs.
     machine.tell(to_worker::CLOSE, second.control, &[]);
-    let (answer, _) = machine.ask(1, Operation::Stat, 0, (0, 0), b"/dev/nvidia0");
-    assert_eq!(answer.result, 0);
     expected.push(remove(LENGTH));
-    assert_eq!(machine.shown(), expected);
+    machine.until_shown(&expected);
 }
 
 #[test]
@@ -455,8 +466,7 @@ fn a_mapping_outlives_its_file_and_a_program_ends_alone() {
     assert_eq!(machine.shown(), shown);
     machine.tell(to_worker::CLOSE, first.control, &[]);
     machine.tell(to_worker::END, 1, &[]);
-    stat(machine);
-    assert_eq!(machine.shown(), [&shown[..], &[remove(0)]].concat());
+    machine.until_shown(&[&shown[..], &[remove(0)]].concat());
     while !machine.ended.contains(&1) {
         let (opcode, number, _) = machine.hear();
         assert_eq!((opcode, number), (to_agent::ENDED, 1));
@@ -593,7 +603,64 @@ fn an_agent_that_breaks_the_rules_loses_its_worker() {
     machine.begin(1);
     machine.tell(to_worker::REQUEST, 1, &hello.to_bytes()[..8]);
     assert_eq!(machine.hear(), (to_agent::ENDED, 1, Vec::new()));
+    // The agent may not have seen that yet.
+    machine.tell(to_worker::REQUEST, 1, &hello.to_bytes());
+    machine.tell(to_worker::END, 1, &[]);
+    assert_eq!(machine.hear(), (to_agent::ENDED, 1, Vec::new()));
     machine.begin(1);
+}
+
+#[test]
+fn memory_of_a_session_that_the_worker_ends_stays_taken() {
+    become_pool();
+    let pool = Pool::start("memory_of_a_session_that_the_worker_ends_stays_taken");
+    let machine = &mut Machine::served(&pool);
+    machine.begin(1);
+    machine.begin(2);
+    let all = WINDOW - machine.window.data();
+    let take = |machine: &mut Machine, session| {
+        let (answer, _) = machine.ask(session, Operation::Pages, 0, (all, 0), &[]);
+        answer.result
+    };
+    assert_eq!(take(machine, 1), 0);
+    machine.tell(to_worker::REQUEST, 1, &[0; 8]);
+    assert_eq!(machine.hear(), (to_agent::ENDED, 1, Vec::new()));
+    assert_eq!(take(machine, 2), -libc::ENOMEM, "its program has it mapped");
+    machine.tell(to_worker::END, 1, &[]);
+    assert_eq!(machine.hear(), (to_agent::ENDED, 1, Vec::new()));
+    assert_eq!(take(machine, 2), 0);
+}
+
+#[test]
+fn new_programs_do_not_wait_for_a_file_that_is_being_closed() {
+    become_pool();
+    let pool = Pool::start("new_programs_do_not_wait_for_a_file_that_is_being_closed");
+    let machine = &mut Machine::served(&pool);
+    let program = Program::start(machine, 1);
+    let block = [
+        (0, program.client),
+        (4, GPU),
+        (8, HANGS),
+        (12, 0x40),
+        (16, 1),
+    ];
+    let request = Request {
+        operation: Operation::Call,
+        file: program.control,
+        a: 1,
+        b: ALLOCATE.into(),
+        length: 48 + 128,
+    };
+    let packet = [&request.to_bytes()[..], &words(48 + 128, &block)].concat();
+    machine.tell(to_worker::REQUEST, 1, &packet);
+    machine.begin(2);
+    let file = machine.open(2, "/dev/nvidiactl");
+    // The second time, nobody has it.
+    for _ in 0..2 {
+        machine.tell(to_worker::CLOSE, file, &[]);
+    }
+    let (answer, _) = machine.ask(2, Operation::Stat, 0, (0, 0), b"/dev/nvidiactl");
+    assert_eq!(answer.result, 0);
 }
 
 #[test]

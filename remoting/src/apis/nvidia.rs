@@ -38,8 +38,9 @@ pub mod to_worker {
     pub const BEGIN: u16 = 1;
     /// A program's request. `sequence`: its session; the body is the packet. A session has one request at a time.
     pub const REQUEST: u16 = 2;
-    /// A program has disconnected. `sequence`: its session. The worker answers [`ENDED`](super::to_agent::ENDED) when
-    /// nothing of the session is under way any longer.
+    /// A program has disconnected, and its process does not use the memory of the window any longer that it had taken.
+    /// `sequence`: its session. The worker answers [`ENDED`](super::to_agent::ENDED) when nothing of the session is under
+    /// way any longer, also if it has ended the session by itself before.
     pub const END: u16 = 3;
     /// Nobody has a file any longer. `sequence`: its number.
     pub const CLOSE: u16 = 4;
@@ -51,7 +52,9 @@ pub mod to_agent {
     pub const ANSWER: u16 = 1;
     /// A file has an event. `sequence`: its number.
     pub const EVENT: u16 = 2;
-    /// A session has ended. `sequence`: its number, which another program may have from now on.
+    /// A session has ended. `sequence`: its number, which another program may have once the agent has said
+    /// [`END`](super::to_worker::END) and this is the answer. Without that, the worker has ended it by itself; the memory
+    /// that the program had taken stays its own.
     pub const ENDED: u16 = 3;
 }
 

@@ -17,6 +17,7 @@ use std::{
     time::Duration,
 };
 
+use base::socket::has_unread;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::message::{JOIN, Join};
@@ -79,7 +80,7 @@ fn serve(
             while introduce(program, &control, &process, &join, &path).is_ok() {
                 thread::sleep(EVERY);
                 // One that is sent and not received holds a connection to the arbiter.
-                while !is_taken(&control) {
+                while has_unread(&control) {
                     if ended(&control) {
                         return;
                     }
@@ -142,14 +143,6 @@ fn remedy(error: &io::Error) -> &'static str {
         ErrorKind::PermissionDenied => "run it as the user who runs gantry-arbiter",
         _ => "start gantry-arbiter",
     }
-}
-
-/// Whether the worker has received all that it was sent.
-fn is_taken(control: &UnixStream) -> bool {
-    let mut left: libc::c_int = 0;
-    // SAFETY: the kernel writes one number, to a local.
-    let told = unsafe { libc::ioctl(control.as_raw_fd(), libc::TIOCOUTQ, &raw mut left) };
-    told == 0 && left == 0
 }
 
 /// Waits a moment for the worker's end.
@@ -221,18 +214,6 @@ mod tests {
         child.kill().unwrap();
         child.wait().unwrap();
         std::fs::remove_dir_all(&folder).unwrap();
-    }
-
-    #[test]
-    fn a_connection_counts_as_taken_once_the_worker_has_received_it() {
-        let (worker, control) = UnixStream::pair().unwrap();
-        assert!(is_taken(&control));
-        control
-            .send_with_fd([0u8].as_slice(), worker.as_raw_fd())
-            .unwrap();
-        assert!(!is_taken(&control));
-        let (_, file) = worker.recv_with_fd(&mut [0]).unwrap();
-        assert!(file.is_some() && is_taken(&control));
     }
 
     #[test]

@@ -14,7 +14,11 @@ use std::{
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
-use base::{Unpoisoned, socket};
+use base::{
+    Unpoisoned,
+    event::Event,
+    socket::{self, cookie, has_unread},
+};
 use gantry_remoting::{
     apis::nvidia::{to_agent, to_worker},
     link::closer::Closer,
@@ -24,7 +28,7 @@ use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN};
 
 use super::{
     process::Process,
-    readiness::{Interest, READ, Readiness, Source, Wake},
+    readiness::{Interest, READ, Readiness, Source},
 };
 use crate::holders::Files;
 
@@ -120,7 +124,7 @@ pub struct Programs {
     /// What the first of these threads waits for.
     pub readiness: Readiness,
     /// Wakes that thread.
-    pub wake: Wake,
+    pub wake: Event,
     closer: Closer,
     window: OwnedFd,
     pages: Option<OwnedFd>,
@@ -140,47 +144,6 @@ pub struct Activity {
     pub is_asked: bool,
     /// An answer is to be sent again after a while.
     pub is_delayed: bool,
-}
-
-fn cookie(socket: impl AsFd) -> io::Result<u64> {
-    let mut cookie = 0u64;
-    let mut length = size_of::<u64>() as libc::socklen_t;
-    // SAFETY: the kernel writes at most `length` bytes of a local.
-    let got = unsafe {
-        libc::getsockopt(
-            socket.as_fd().as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_COOKIE,
-            (&raw mut cookie).cast(),
-            &raw mut length,
-        )
-    };
-    match got {
-        0 => Ok(cookie),
-        _ => Err(io::Error::last_os_error()),
-    }
-}
-
-/// Whether the other end of a socket has not read all that was sent to it.
-fn has_unread(socket: impl AsFd) -> bool {
-    let mut unread: libc::c_int = 0;
-    // SAFETY: the call writes one number.
-    let got = unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::TIOCOUTQ, &raw mut unread) };
-    got == 0 && unread > 0
-}
-
-/// Two connected sockets for packets.
-fn pair() -> io::Result<(OwnedFd, OwnedFd)> {
-    let mut ends = [0; 2];
-    let kind = libc::SOCK_SEQPACKET | libc::SOCK_CLOEXEC;
-    // SAFETY: the kernel fills the array; then new descriptors without another owner.
-    unsafe {
-        if libc::socketpair(libc::AF_UNIX, kind, 0, ends.as_mut_ptr()) < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        use std::os::fd::FromRawFd;
-        Ok(ends.map(|end| OwnedFd::from_raw_fd(end)).into())
-    }
 }
 
 fn packet(answer: Answer, bytes: &[u8], along: Option<Along>) -> Packet {
@@ -213,7 +176,7 @@ impl Programs {
             state: Mutex::default(),
             expecting: Condvar::new(),
             readiness: Readiness::new()?,
-            wake: Wake::new()?,
+            wake: Event::new()?,
             closer: Closer::default(),
             window,
             pages,
@@ -330,7 +293,7 @@ impl Programs {
     /// No more messages can come from the worker.
     pub fn lose(&self, why: &str) {
         self.state.lock_unpoisoned().lost = Some(why.to_owned());
-        self.wake.wake();
+        self.wake.signal();
     }
 
     /// Messages that the worker is to get, without contents: kind and number.
@@ -564,15 +527,18 @@ impl Programs {
                 }
             }
             to_agent::ENDED => {
-                if let Some(program) = state.programs.remove(&number) {
-                    if program.connection.is_some() || program.held.is_some() {
-                        // The worker has ended it by itself, and forgets it when it is told of its end.
-                        state.due.push((to_worker::END, number));
+                let program = state.programs.get(&number);
+                match program.map(|program| (&program.connection, program.held)) {
+                    // The worker has ended it by itself. It is disconnected where programs are waited for, and its
+                    // memory is its own until its process has ended.
+                    Some((Some(connection), _)) => {
+                        let _ = connection.shutdown(Shutdown::Both);
                     }
-                    if let Some(connection) = program.connection {
-                        self.close(connection);
+                    Some((None, None)) => {
+                        state.programs.remove(&number);
+                        self.wake.signal();
                     }
-                    self.wake.wake();
+                    Some((None, Some(_))) | None => {}
                 }
             }
             other => return Err(format!("the worker sends a message of kind {other}")),
@@ -616,7 +582,7 @@ impl Programs {
                     Ok(end) => packet(answer, bytes, Some(Along::Own(end))),
                     Err(error) => {
                         state.due.push((to_worker::CLOSE, file));
-                        self.wake.wake();
+                        self.wake.signal();
                         refusal(error.raw_os_error().unwrap_or(libc::EIO))
                     }
                 }
@@ -643,7 +609,7 @@ impl Programs {
                 ..
             }))
         ) {
-            self.wake.wake();
+            self.wake.signal();
         }
         Ok(())
     }
@@ -653,7 +619,7 @@ impl Programs {
         if state.files.len() >= self.most_files {
             return Err(io::Error::from_raw_os_error(libc::ENFILE));
         }
-        let (end, program) = pair()?;
+        let [end, program] = socket::pair_for_packets()?;
         let cookie = cookie(&program)?;
         socket::refuse_files(&end);
         let source = Source::File(number);

@@ -156,39 +156,3 @@ impl Readiness {
         Ok(ready.map(|event| Source::from_word(event.u64)).collect())
     }
 }
-
-/// Wakes a thread that waits.
-pub struct Wake(OwnedFd);
-
-impl Wake {
-    /// Nobody has been woken yet.
-    pub fn new() -> io::Result<Self> {
-        // SAFETY: a call without pointers.
-        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
-        if fd < 0 {
-            return Err(io::Error::last_os_error());
-        }
-        // SAFETY: a new descriptor without another owner.
-        Ok(Self(unsafe { OwnedFd::from_raw_fd(fd) }))
-    }
-
-    /// Wakes.
-    pub fn wake(&self) {
-        let one = 1u64;
-        // SAFETY: eight bytes of a local.
-        unsafe { libc::write(self.0.as_raw_fd(), (&raw const one).cast(), 8) };
-    }
-
-    /// Takes the wake-ups until now.
-    pub fn take(&self) {
-        let mut count = 0u64;
-        // SAFETY: eight bytes of a local.
-        unsafe { libc::read(self.0.as_raw_fd(), (&raw mut count).cast(), 8) };
-    }
-}
-
-impl AsFd for Wake {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.0.as_fd()
-    }
-}

@@ -131,7 +131,9 @@ impl<P: OneSlice> Relay<P> {
             for source in ready {
                 match source {
                     Source::Listener => self.accept(),
-                    Source::Wake => self.programs.wake.take(),
+                    Source::Wake => {
+                        self.programs.wake.take();
+                    }
                     Source::Interrupt => is_changed |= self.interrupted(),
                     Source::Removals => is_changed |= self.removals.heard().removed,
                     Source::Program(number) => is_closed |= self.hear(number),

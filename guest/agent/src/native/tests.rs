@@ -20,7 +20,7 @@ use std::{
     time::Duration,
 };
 
-use base::{Access, Mapping, Unpoisoned, socket};
+use base::{Access, Mapping, Unpoisoned, event::Event, socket};
 use gantry_remoting::{
     apis::nvidia::{self, to_agent, to_worker},
     link::{
@@ -74,8 +74,7 @@ enum Told {
 }
 
 fn event() -> OwnedFd {
-    // SAFETY: no pointers; a new descriptor without another owner.
-    unsafe { OwnedFd::from_raw_fd(libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK)) }
+    Event::new().unwrap().into()
 }
 
 /// The port, as host and worker have it.
@@ -389,7 +388,7 @@ impl Rig {
     /// A program that has said hello.
     fn program(&self) -> Program {
         let program = self.connect();
-        let (answer, bytes, window) = program.ask(Operation::Hello, 0, VERSION.into(), 0, &[]);
+        let (answer, bytes, window) = program.hello();
         assert_eq!((answer.result, answer.a), (0, SMALLEST));
         assert_eq!(bytes, b"580.1");
         assert!(is_same(&window.unwrap(), &self.host.window));
@@ -408,8 +407,9 @@ impl Drop for Rig {
         self.host.events.interrupt();
         // Without interrupts, it looks while a program waits for an answer.
         let waits = Program::try_connect(&self.path());
-        if let Some(waits) = &waits {
-            let _ = socket::send(&waits.0, &held().to_bytes(), &[]);
+        if let Some(Program(waits)) = &waits {
+            let request = Program::request(Operation::Call, 0, (0, command::HOLD));
+            let _ = socket::send(waits, &request.to_bytes(), &[]);
         }
         let relay = self.relay.take().unwrap().join();
         assert!(relay.is_ok() || thread::panicking());
@@ -423,17 +423,6 @@ fn is_same(one: &OwnedFd, other: &OwnedFd) -> bool {
         (data.dev(), data.ino())
     };
     number(one) == number(other)
-}
-
-/// A request that the worker does not answer.
-fn held() -> Request {
-    Request {
-        operation: Operation::Call,
-        file: 0,
-        a: 0,
-        b: command::HOLD,
-        length: 0,
-    }
 }
 
 /// A program of the guest.
@@ -468,24 +457,26 @@ impl Program {
         Some(Self(stream))
     }
 
-    fn put(
-        &self,
-        operation: Operation,
-        file: u32,
-        a: u64,
-        b: u64,
-        bytes: &[u8],
-        along: &[BorrowedFd<'_>],
-    ) {
-        let request = Request {
+    fn request(operation: Operation, file: u32, (a, b): (u64, u64)) -> Request {
+        Request {
             operation,
             file,
             a,
             b,
-            length: bytes.len() as u32,
-        };
-        let packet = [&request.to_bytes()[..], bytes].concat();
-        socket::send(&self.0, &packet, along).unwrap();
+            length: 0,
+        }
+    }
+
+    fn put(&self, request: Request, bytes: &[u8], along: &[BorrowedFd<'_>]) {
+        let length = bytes.len() as u32;
+        let head = Request { length, ..request }.to_bytes();
+        socket::send(&self.0, &[&head[..], bytes].concat(), along).unwrap();
+    }
+
+    /// Makes a call without waiting for its answer.
+    fn begin(&self, command: u64, file: u32) {
+        let request = Self::request(Operation::Call, file, (0, command));
+        self.put(request, &[], &[]);
     }
 
     /// The answer. `None`: the connection has ended.
@@ -506,28 +497,32 @@ impl Program {
         &self,
         operation: Operation,
         file: u32,
-        a: u64,
-        b: u64,
+        words: (u64, u64),
         bytes: &[u8],
     ) -> (Answer, Vec<u8>, Option<OwnedFd>) {
-        self.put(operation, file, a, b, bytes, &[]);
+        self.put(Self::request(operation, file, words), bytes, &[]);
         self.take().unwrap()
     }
 
+    fn hello(&self) -> (Answer, Vec<u8>, Option<OwnedFd>) {
+        self.ask(Operation::Hello, 0, (VERSION.into(), 0), &[])
+    }
+
     fn open(&self) -> (u32, Vec<u8>, OwnedFd) {
-        let (answer, token, file) = self.ask(Operation::Open, 0, 0, 0, b"/dev/nvidiactl");
+        let (answer, token, file) = self.ask(Operation::Open, 0, (0, 0), b"/dev/nvidiactl");
         assert_eq!(answer.result, 0);
         (answer.a as u32, token, file.unwrap())
     }
 
     fn call(&self, command: u64, file: u32, bytes: &[u8]) -> (Answer, Vec<u8>) {
-        let (answer, bytes, _) = self.ask(Operation::Call, file, 0, command, bytes);
+        let (answer, bytes, _) = self.ask(Operation::Call, file, (0, command), bytes);
         (answer, bytes)
     }
 
     /// What a file is, as the agent says.
     fn identify(&self, file: impl AsFd) -> Result<Vec<u8>, i32> {
-        self.put(Operation::Identify, 0, 0, 0, &[], &[file.as_fd()]);
+        let request = Self::request(Operation::Identify, 0, (0, 0));
+        self.put(request, &[], &[file.as_fd()]);
         let (answer, bytes, _) = self.take().unwrap();
         match answer.result {
             0 => Ok(bytes),
@@ -575,7 +570,7 @@ fn a_file_keeps_the_worker_when_its_program_has_ended() {
     rig.wait_for(&Told::End);
     let second = rig.program();
     assert_eq!(second.identify(&file), Ok(token.clone()));
-    let (answer, ..) = second.ask(Operation::Adopt, 0, 0, 0, &token);
+    let (answer, ..) = second.ask(Operation::Adopt, 0, (0, 0), &token);
     assert_eq!(answer.a, number.into());
     drop(file);
     rig.wait_for(&Told::Close(number));
@@ -591,7 +586,7 @@ fn only_the_agents_own_files_are_identified() {
     let (socket, _peer) = UnixStream::pair().unwrap();
     assert_eq!(program.identify(&socket), Err(libc::ENOTTY));
     assert_eq!(program.identify(&rig.host.window), Err(libc::ENOTTY));
-    let (answer, ..) = program.ask(Operation::Identify, 0, 0, 0, &[]);
+    let (answer, ..) = program.ask(Operation::Identify, 0, (0, 0), &[]);
     assert_eq!(answer.result, -libc::EINVAL);
     let stranger = rig.connect();
     assert_eq!(stranger.identify(&file), Err(libc::EPROTO));
@@ -604,7 +599,8 @@ fn a_file_of_the_guest_is_not_lent_to_the_worker() {
     let program = rig.program();
     let (number, ..) = program.open();
     let along = [rig.host.window.as_fd()];
-    program.put(Operation::Call, number, 0, command::ECHO, &[], &along);
+    let request = Program::request(Operation::Call, number, (0, command::ECHO));
+    program.put(request, &[], &along);
     assert_eq!(program.take().unwrap().0.result, -libc::EOPNOTSUPP);
     assert_eq!(program.call(command::ECHO, number, &[]).0.result, 7);
 }
@@ -614,7 +610,7 @@ fn a_device_page_comes_with_the_file_that_it_is_in() {
     let rig = Rig::new(true);
     let program = rig.program();
     let (number, ..) = program.open();
-    let (answer, _, file) = program.ask(Operation::Map, number, 0x1_0000, 4096, &[]);
+    let (answer, _, file) = program.ask(Operation::Map, number, (0x1_0000, 4096), &[]);
     assert_eq!((answer.a, answer.b), (DEVICE, PLACE));
     assert!(is_same(&file.unwrap(), rig.host.pages.as_ref().unwrap()));
 }
@@ -638,7 +634,7 @@ fn an_event_is_one_byte_until_it_is_read() {
 fn a_program_that_waits_does_not_keep_another_from_its_answers() {
     let rig = Rig::new(false);
     let (first, second) = (rig.program(), rig.program());
-    first.put(Operation::Call, 0, 0, command::HOLD, &[], &[]);
+    first.begin(command::HOLD, 0);
     for _ in 0..2 {
         rig.wait_for(&Told::Request(Operation::Hello));
     }
@@ -651,11 +647,11 @@ fn a_program_that_waits_does_not_keep_another_from_its_answers() {
 fn a_program_that_does_not_read_keeps_nobody_and_is_disconnected() {
     let rig = Rig::new(true);
     let (silent, other) = (rig.program(), rig.program());
-    silent.put(Operation::Call, 0, 0, command::LONG, &[], &[]);
+    silent.begin(command::LONG, 0);
     for _ in 0..10 {
         assert_eq!(other.call(command::LONG, 0, &[]).1.len(), MOST);
     }
-    silent.put(Operation::Call, 0, 0, command::ECHO, &[], &[]);
+    silent.begin(command::ECHO, 0);
     rig.wait_for(&Told::End);
     assert_eq!(other.call(command::ECHO, 0, b"x").1, b"x");
 }
@@ -664,8 +660,8 @@ fn a_program_that_does_not_read_keeps_nobody_and_is_disconnected() {
 fn a_second_request_before_the_answer_disconnects() {
     let rig = Rig::new(true);
     let (hasty, other) = (rig.program(), rig.program());
-    hasty.put(Operation::Call, 0, 0, command::HOLD, &[], &[]);
-    hasty.put(Operation::Call, 0, 0, command::ECHO, &[], &[]);
+    hasty.begin(command::HOLD, 0);
+    hasty.begin(command::ECHO, 0);
     rig.wait_for(&Told::End);
     assert!(hasty.take().is_none());
     assert_eq!(other.call(command::ECHO, 0, b"x").1, b"x");
@@ -675,13 +671,7 @@ fn a_second_request_before_the_answer_disconnects() {
 fn what_is_no_request_disconnects_its_program_only() {
     let rig = Rig::new(true);
     let other = rig.program();
-    let good = Request {
-        operation: Operation::Open,
-        file: 0,
-        a: 0,
-        b: 0,
-        length: 0,
-    };
+    let good = Program::request(Operation::Open, 0, (0, 0));
     let mut unknown = good.to_bytes();
     unknown[0] = 77;
     let mut long = good.to_bytes();
@@ -706,7 +696,7 @@ fn the_workers_end_ends_programs_and_files_and_the_next_gets_another() {
         let rig = Rig::new(has_interrupts);
         let (program, other) = (rig.program(), rig.program());
         let (number, _, file) = other.open();
-        program.put(Operation::Call, number, 0, how, &[], &[]);
+        program.begin(how, number);
         assert!(program.take().is_none());
         assert!(other.take().is_none());
         let file = UnixStream::from(file);
@@ -722,7 +712,7 @@ fn the_workers_end_ends_programs_and_files_and_the_next_gets_another() {
 fn a_program_whose_session_the_worker_ends_is_disconnected() {
     let rig = Rig::new(true);
     let (program, other) = (rig.program(), rig.program());
-    program.put(Operation::Call, 0, 0, command::LEAVE, &[], &[]);
+    program.begin(command::LEAVE, 0);
     assert!(program.take().is_none());
     rig.wait_for(&Told::End);
     assert_eq!(other.call(command::ECHO, 0, b"x").1, b"x");
@@ -745,7 +735,8 @@ fn a_file_that_was_opened_for_nobody_is_closed() {
     let rig = Rig::new(true);
     let keeps = rig.program();
     let program = rig.program();
-    program.put(Operation::Open, 0, 0, 0, b"/dev/nvidiactl", &[]);
+    let request = Program::request(Operation::Open, 0, (0, 0));
+    program.put(request, b"/dev/nvidiactl", &[]);
     drop(program);
     rig.wait_for(&Told::Close(1));
     drop(keeps);
@@ -774,21 +765,29 @@ fn the_ports_end_ends_programs() {
 }
 
 /// What the test [`another_process`] does, with what.
-const WHAT: [&str; 2] = ["GANTRY_TEST_SOCKET", "GANTRY_TEST_WINDOW"];
+const WHAT: [&str; 3] = [
+    "GANTRY_TEST_SOCKET",
+    "GANTRY_TEST_WINDOW",
+    "GANTRY_TEST_LEFT",
+];
 
 /// Not a test: another process, for tests. It ends when its input does.
 #[test]
 fn another_process() {
-    let [path, window] = WHAT.map(env::var_os);
+    let [path, window, left] = WHAT.map(env::var_os);
     let map = |file: File| Mapping::shared(file, 0, 4096, Access::ReadWrite).unwrap();
     let mapped = if let Some(window) = window {
         let file = OpenOptions::new().read(true).write(true).open(window);
         map(file.unwrap())
-    } else if let Some(path) = path {
-        let program = Program::connect(Path::new(&path));
-        let (.., window) = program.ask(Operation::Hello, 0, VERSION.into(), 0, &[]);
+    } else if let Some(path) = path.as_ref().or(left.as_ref()) {
+        let program = Program::connect(Path::new(path));
+        let (.., window) = program.hello();
         let mapped = map(window.unwrap().into());
         let file = program.open();
+        if left.is_some() {
+            program.begin(command::LEAVE, 0);
+            assert!(program.take().is_none());
+        }
         // The connection's end is seen before the file's.
         drop(program);
         drop(file);
@@ -858,9 +857,7 @@ impl Drop for Other {
 impl Rig {
     /// What a program that connects is told.
     fn greeted(&self) -> i32 {
-        let program = self.connect();
-        let (answer, ..) = program.ask(Operation::Hello, 0, VERSION.into(), 0, &[]);
-        answer.result
+        self.connect().hello().0.result
     }
 
     fn wait_until_served(&self) {
@@ -877,7 +874,7 @@ fn memory_that_is_mapped_when_the_worker_ends_stays() {
     let rig = Rig::new(true);
     let program = rig.program();
     let other = Other::with_window(&rig.host);
-    program.put(Operation::Call, 0, 0, command::END, &[], &[]);
+    program.begin(command::END, 0);
     assert!(program.take().is_none());
     for _ in 0..2 {
         assert_eq!(rig.greeted(), -libc::ENODEV);
@@ -925,20 +922,23 @@ fn an_agent_that_starts_leaves_memory_that_is_mapped() {
 
 #[test]
 fn a_session_ends_when_its_process_does_not_its_connection() {
-    let rig = Rig::new(true);
-    let keeps = rig.program();
-    let program = Other::start(WHAT[0], &rig.path(), false);
-    let mut told = Vec::new();
-    while !matches!(told.last(), Some(Told::Close(_))) {
-        told.push(rig.told.recv_timeout(HANGS).unwrap());
+    // Also if the worker has ended it.
+    for what in [WHAT[0], WHAT[2]] {
+        let rig = Rig::new(true);
+        let keeps = rig.program();
+        let program = Other::start(what, &rig.path(), false);
+        let mut told = Vec::new();
+        while !matches!(told.last(), Some(Told::Close(_))) {
+            told.push(rig.told.recv_timeout(HANGS).unwrap());
+        }
+        assert_eq!(keeps.call(command::ECHO, 0, b"x").1, b"x");
+        told.extend(rig.told.try_iter());
+        assert!(!told.contains(&Told::End), "{what}: {told:?}");
+        drop(program);
+        rig.wait_for(&Told::End);
+        drop(keeps);
+        rig.wait_for(&Told::SliceClosed);
     }
-    assert_eq!(keeps.call(command::ECHO, 0, b"x").1, b"x");
-    told.extend(rig.told.try_iter());
-    assert!(!told.contains(&Told::End), "{told:?}");
-    drop(program);
-    rig.wait_for(&Told::End);
-    drop(keeps);
-    rig.wait_for(&Told::SliceClosed);
 }
 
 #[test]
@@ -947,9 +947,7 @@ fn what_is_cached_is_found_anew_each_time_the_slice_is_opened() {
     drop(rig.program());
     rig.wait_for(&Told::SliceClosed);
     rig.host.is_slow.store(true, Ordering::SeqCst);
-    let refused = rig.connect();
-    let (answer, ..) = refused.ask(Operation::Hello, 0, VERSION.into(), 0, &[]);
-    assert_eq!(answer.result, -libc::ENODEV);
+    assert_eq!(rig.greeted(), -libc::ENODEV);
     rig.wait_for(&Told::SliceClosed);
     rig.host.is_slow.store(false, Ordering::SeqCst);
     drop(rig.program());

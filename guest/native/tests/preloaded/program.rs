@@ -118,12 +118,16 @@ impl Opened {
     }
 
     pub fn free(&self, handle: u32) -> u32 {
+        self.try_free(handle).expect("the call is made")
+    }
+
+    pub fn try_free(&self, handle: u32) -> io::Result<u32> {
         let mut block = [0; 16];
         for (at, value) in [(0, self.client), (4, DEVICE), (8, handle)] {
             put(&mut block, at, value);
         }
-        call(self.control, FREE, &mut block).expect("the call is made");
-        word(&block, 12)
+        call(self.control, FREE, &mut block)?;
+        Ok(word(&block, 12))
     }
 
     /// Asks for a mapping on a new file; answers the status, the mapping's number, and the file.
@@ -152,8 +156,13 @@ impl Opened {
         )
     }
 
-    /// Hands memory to the driver.
+    /// Hands memory to the driver. Answers the status.
     pub fn describe(&self, handle: u32, address: *mut u64, length: u64) -> u32 {
+        let described = self.try_describe(handle, address, length);
+        described.expect("the call is made")
+    }
+
+    pub fn try_describe(&self, handle: u32, address: *mut u64, length: u64) -> io::Result<u32> {
         let mut block = [0; 56];
         let words = [
             (0, self.client),
@@ -168,13 +177,13 @@ impl Opened {
         }
         put_long(&mut block, 24, address as u64);
         put_long(&mut block, 32, length - 1);
-        call(self.gpu, DESCRIPTOR, &mut block).expect("the call is made");
+        call(self.gpu, DESCRIPTOR, &mut block)?;
         assert_eq!(
             block[24..32],
             (address as u64).to_le_bytes(),
             "the program's own address"
         );
-        word(&block, 40)
+        Ok(word(&block, 40))
     }
 }
 
