@@ -24,6 +24,8 @@ pub const ROOT: &str = "/opencl";
 pub const DISK: &str = "/dev/vda";
 /// What a guest needs in addition to L2's other files.
 const GUEST: &str = "/images/l2-opencl.cpio";
+/// What a guest with native contexts needs in addition to that.
+const NATIVE: &str = "/images/l2-native.cpio";
 /// What a guest with systemd needs in addition to that.
 const SYSTEMD: &str = "/images/l2-systemd.cpio";
 
@@ -357,6 +359,11 @@ pub fn guest_files(dir: &Path) -> Result<PathBuf> {
 /// Like [`guest_files`], with systemd and this repository's units.
 pub fn guest_files_with_systemd(dir: &Path) -> Result<PathBuf> {
     guest_with(dir, &[GUEST, SYSTEMD])
+}
+
+/// Like [`guest_files`], with programs for native contexts.
+pub fn guest_files_with_native(dir: &Path) -> Result<PathBuf> {
+    guest_with(dir, &[GUEST, NATIVE])
 }
 
 /// Loads the modules that give an agent started afterwards the port's interrupts.

@@ -49,6 +49,7 @@ const REMOTING: &[&str] = &[
     "opencl:",
     "cuda:",
     "accelerator:",
+    "native contexts:",
     "sharing:",
     "services:",
     "stream:",

@@ -9,7 +9,7 @@ use std::{
 
 use anyhow::{Context, Result};
 use gantry_tests::rig::{
-    Binaries,
+    Binaries, native,
     opencl::{Cuda, Programs},
     packages,
 };
@@ -55,6 +55,8 @@ const PACKAGES: &[&str] = &[
     "gantry-cuda-driver",
     "gantry-gloop",
     "gantry-malloc",
+    "gantry-native",
+    "gantry-nvidia",
     "gantry-opencl",
     "gantry-remoting",
     "gantry-tests",
@@ -165,6 +167,11 @@ pub fn build() -> Result<Binaries> {
                 programs: built.join("examples/cuda_programs"),
                 stand_in: built.join("libgantry_cuda_driver.so"),
             },
+        },
+        native: native::Programs {
+            worker: built.join("examples/nvidia_stand_in"),
+            library: built.join("libgantry_nvidia_preload.so"),
+            programs: built.join("examples/native_programs"),
         },
     })
 }

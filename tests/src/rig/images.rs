@@ -11,7 +11,7 @@ use std::{
 use anyhow::{Context, Result, bail};
 
 use super::{
-    iommufd, nvrtc, opencl,
+    iommufd, native, nvrtc, opencl,
     packages::{Cache, Kernel, output, run},
     systemd, vendors,
 };
@@ -131,6 +131,8 @@ pub struct Binaries {
     pub tunnel: PathBuf,
     /// For guests and hosts with accelerators.
     pub opencl: opencl::Programs,
+    /// For guests and hosts with native contexts.
+    pub native: native::Programs,
 }
 
 /// What QEMU boots.
@@ -197,6 +199,7 @@ impl Images {
             &l2,
         )?;
         let l2_opencl = opencl::guest(&binaries.opencl, work)?;
+        native::guest(&binaries.native, work)?;
         systemd::guest(&binaries.opencl, &binaries.tunnel, work)?;
         build_lean(&busybox, &work.join("lean"), &work.join("lean.cpio"))?;
         let root = work.join("l1");
@@ -205,6 +208,7 @@ impl Images {
         let extra = [VIRTIO_DISK, L1_EXTRA].concat();
         modules(&kernel, &extra, &root.join("modules"))?;
         vendors::copy(&vendors::modules(cache, &kernel)?, &root.join("modules"))?;
+        native::host(&binaries.native, cache, &kernel, &root)?;
         let images = programs_and_guest(&root, &kernel, binaries, &l2)?;
         program(&binaries.opencl.pool, &root, "bin/gantry-accel")?;
         program(&binaries.opencl.arbiter, &root, "bin/gantry-arbiter")?;
@@ -214,7 +218,12 @@ impl Images {
         let stand_in = &binaries.opencl.cuda.stand_in;
         program(stand_in, &root, &crate::opencl::STAND_IN[1..])?;
         fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux"))?;
-        for guest in ["l2-opencl.cpio", "l2-systemd.cpio", "lean.cpio"] {
+        for guest in [
+            "l2-native.cpio",
+            "l2-opencl.cpio",
+            "l2-systemd.cpio",
+            "lean.cpio",
+        ] {
             fs::copy(work.join(guest), images.join(guest))?;
         }
         opencl::host_keys(work, &images.join("keys"))?;

@@ -3,6 +3,7 @@
 //! - [`packages`]: what comes from Debian, and the cache.
 //! - [`images`]: initial file systems of L1 and L2.
 //! - [`mod@iommufd`], [`vendors`]: kernel modules for L1.
+//! - [`native`]: device files for L1; programs with native contexts for L2.
 //! - [`nvrtc`]: NVIDIA's compiler, on a disk for L2.
 //! - [`opencl`]: PoCL for L1; driver, agent and programs for L2.
 //! - [`systemd`]: Debian's init and this repository's units for L2.
@@ -11,6 +12,7 @@
 pub mod images;
 pub mod iommufd;
 pub mod l1;
+pub mod native;
 pub mod nvrtc;
 pub mod opencl;
 pub mod packages;

@@ -14,6 +14,7 @@ mod lifecycle;
 mod memory;
 pub(crate) mod migration;
 mod migration_devices;
+mod native_contexts;
 mod network;
 mod passthrough;
 mod passthrough_boards;
@@ -91,6 +92,7 @@ pub fn all() -> Vec<Scenario> {
         accelerator_postcopy::SCENARIOS,
         ten_minutes::SCENARIOS,
         cuda::SCENARIOS,
+        native_contexts::SCENARIOS,
         services::SCENARIOS,
         foreign::SCENARIOS,
         streams::SCENARIOS,
