@@ -20,6 +20,8 @@ pub struct Callbacks<S> {
     /// How many were ever registered, which is also the newest one's number.
     registered: u64,
     pending: HashMap<u64, Callback<S>>,
+    /// Callbacks that only copy memory.
+    copies: HashMap<u64, Callback<S>>,
     /// Callbacks that are called repeatedly.
     lasting: HashMap<u64, LastingCallback<S>>,
     /// Callbacks that are called at some time, and that nothing waits for.
@@ -33,6 +35,7 @@ impl<S> Default for Callbacks<S> {
         Self {
             registered: 0,
             pending: HashMap::new(),
+            copies: HashMap::new(),
             lasting: HashMap::new(),
             unawaited: HashMap::new(),
             poller_sleeps: false,
@@ -45,6 +48,13 @@ impl<S> Callbacks<S> {
     pub fn register(&mut self, callback: Callback<S>) -> (u64, bool) {
         self.registered += 1;
         self.pending.insert(self.registered, callback);
+        (self.registered, std::mem::take(&mut self.poller_sleeps))
+    }
+
+    /// Adds a callback that only copies memory. Returns its number, and whether the polling thread has to be woken.
+    pub fn register_copy(&mut self, callback: Callback<S>) -> (u64, bool) {
+        self.registered += 1;
+        self.copies.insert(self.registered, callback);
         (self.registered, std::mem::take(&mut self.poller_sleeps))
     }
 
@@ -70,6 +80,11 @@ impl<S> Callbacks<S> {
         pending.or_else(|| self.unawaited.remove(&number))
     }
 
+    /// Removes a callback that only copies memory and is due or no longer needed.
+    pub fn take_copy(&mut self, number: u64) -> Option<Callback<S>> {
+        self.copies.remove(&number)
+    }
+
     /// Returns a callback that is called repeatedly.
     pub fn lasting(&self, number: u64) -> Option<LastingCallback<S>> {
         self.lasting.get(&number).cloned()
@@ -82,15 +97,20 @@ impl<S> Callbacks<S> {
 
     /// Whether there are callbacks that something waits for.
     pub fn is_awaited(&self) -> bool {
-        !self.pending.is_empty() || !self.lasting.is_empty()
+        !self.pending.is_empty() || !self.copies.is_empty() || !self.lasting.is_empty()
     }
 
     /// The number of callbacks.
     fn count(&self) -> usize {
-        self.pending.len() + self.lasting.len() + self.unawaited.len()
+        self.pending.len() + self.copies.len() + self.lasting.len() + self.unawaited.len()
     }
 
-    /// Removes all callbacks.
+    /// Removes all callbacks that only copy memory.
+    pub fn take_copies(&mut self) -> impl Iterator<Item = Callback<S>> + use<S> {
+        std::mem::take(&mut self.copies).into_values()
+    }
+
+    /// Removes all other callbacks.
     pub fn take_all(&mut self) -> impl Iterator<Item = Callback<S>> + use<S> {
         let unawaited = std::mem::take(&mut self.unawaited).into_values();
         let pending = std::mem::take(&mut self.pending).into_values();

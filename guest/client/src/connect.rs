@@ -37,7 +37,7 @@ use crate::{
     callbacks::Callback,
     driver::Driver,
     gate, hook,
-    link::{LIVENESS_TIMEOUT, Link},
+    link::{LIVENESS_TIMEOUT, Link, call_all},
     listen::listen,
     peer::{Agent, Peer, Seat, Spins},
     thread::spawn,
@@ -433,11 +433,7 @@ impl<D: Driver> Link<D> {
     fn over(opened: Opened, environment: Environment) -> Result<Self, Box<dyn std::error::Error>> {
         let (due, queue) = mpsc::channel::<(Callback<D::Status>, D::Status)>();
         let link = Self::new(opened.window, opened.seat, due, environment);
-        spawn("gantry-callback", move || {
-            for (callback, status) in queue {
-                callback(status);
-            }
-        })?;
+        spawn("gantry-callback", move || call_all(&queue))?;
         let orders = opened.orders;
         spawn("gantry-listen", move || listen::<D>(orders))?;
         // Unsuitable for a heap: a port's window, which may be mapped uncached and may be removed,

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     sync::{
-        Arc, Condvar, Mutex, MutexGuard, PoisonError, RwLock,
+        Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, RwLock,
         atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering},
         mpsc,
     },
@@ -30,6 +30,7 @@ use crate::{
     driver::Driver,
     peer::{Peer, Seat, Spins},
     stage::Stages,
+    thread::spawn,
 };
 
 /// How often a thread that sleeps in a call checks that the worker is still alive.
@@ -111,6 +112,13 @@ impl Due {
     }
 }
 
+/// Calls callbacks that are due, in order.
+pub(crate) fn call_all<S>(queue: &mpsc::Receiver<(Callback<S>, S)>) {
+    for (callback, status) in queue {
+        callback(status);
+    }
+}
+
 /// Creates this process's ends of a window's rings.
 pub(crate) fn ends(
     window: &Arc<Window>,
@@ -156,6 +164,9 @@ pub struct Link<D: Driver> {
     pub(crate) writers: RwLock<()>,
     pub(crate) callbacks: Mutex<Callbacks<D::Status>>,
     due: Mutex<mpsc::Sender<(Callback<D::Status>, D::Status)>>,
+    /// Where callbacks that only copy memory are sent when they are due, once there have been any. None if there is no
+    /// thread for them.
+    due_copies: OnceLock<Option<mpsc::Sender<(Callback<D::Status>, D::Status)>>>,
     /// The API driver's own state.
     pub state: D::State,
 }
@@ -190,6 +201,7 @@ impl<D: Driver> Link<D> {
             writers: RwLock::new(()),
             callbacks: Mutex::default(),
             due: Mutex::new(due),
+            due_copies: OnceLock::new(),
             state: D::State::default(),
             shared: AtomicBool::new(seat.peer.is_shared()),
             file: AtomicBool::new(seat.peer.is_file()),
@@ -585,10 +597,11 @@ impl<D: Driver> Link<D> {
         bell.rouse(&self.window.answers().control().items.0);
         bell.rouse(&self.window.calls().control().room.0);
         self.arrived.notify_all();
-        let callbacks = self.callbacks.lock_unpoisoned().take_all();
-        for callback in callbacks {
-            self.queue_callback(callback, D::WORKER_LOST);
-        }
+        let mut callbacks = self.callbacks.lock_unpoisoned();
+        let (all, copies) = (callbacks.take_all(), callbacks.take_copies());
+        drop(callbacks);
+        all.for_each(|callback| self.queue_callback(callback, D::WORKER_LOST));
+        copies.for_each(|callback| self.queue_copy(callback, D::WORKER_LOST));
     }
 
     /// Registers a callback and returns its number.
@@ -598,6 +611,21 @@ impl<D: Driver> Link<D> {
             self.wake_listener();
         }
         number
+    }
+
+    /// Registers a callback that only copies memory, and returns its number. It has a thread of its own: the other
+    /// callbacks are the application's functions, which may wait for each other's results.
+    pub fn register_copy(&self, callback: Callback<D::Status>) -> u64 {
+        let (number, wakes) = self.callbacks.lock_unpoisoned().register_copy(callback);
+        if wakes {
+            self.wake_listener();
+        }
+        number
+    }
+
+    /// Removes a callback that only copies memory, unless it has been called.
+    pub fn take_copy(&self, number: u64) -> Option<Callback<D::Status>> {
+        self.callbacks.lock_unpoisoned().take_copy(number)
     }
 
     /// Registers a callback that is called repeatedly, and returns its number.
@@ -633,7 +661,11 @@ impl<D: Driver> Link<D> {
     pub fn run_callback(&self, number: u64, status: D::Status) {
         let mut callbacks = self.callbacks.lock_unpoisoned();
         let (once, lasting) = (callbacks.take(number), callbacks.lasting(number));
+        let copy = callbacks.take_copy(number);
         drop(callbacks);
+        if let Some(callback) = copy {
+            self.queue_copy(callback, status);
+        }
         if let Some(callback) = once {
             self.queue_callback(callback, status);
         }
@@ -652,6 +684,19 @@ impl<D: Driver> Link<D> {
     /// Queues a callback for the callback thread.
     pub fn queue_callback(&self, callback: Callback<D::Status>, status: D::Status) {
         let _ = self.due.lock_unpoisoned().send((callback, status));
+    }
+
+    /// Queues a callback for the thread that copies, or for the callback thread if there is none.
+    fn queue_copy(&self, callback: Callback<D::Status>, status: D::Status) {
+        let copies = self.due_copies.get_or_init(|| {
+            let (due, queue) = mpsc::channel();
+            spawn("gantry-copies", move || call_all(&queue)).ok()?;
+            Some(due)
+        });
+        match copies {
+            Some(copies) => drop(copies.send((callback, status))),
+            None => self.queue_callback(callback, status),
+        }
     }
 
     /// Makes the listener evaluate [`Driver::expects_messages`] again, since its result may have changed.

@@ -9,7 +9,7 @@ use gantry_client::{copy_threads, stage::HostRegion};
 use gantry_remoting::{
     apis::cuda::{
         Kind,
-        calls::{Copy, CopyRows, Read, StreamSynchronize, Write},
+        calls::{Copy, CopyRows, Read, Write},
         codes,
     },
     wire::messages::{StageId, WindowRange},
@@ -25,7 +25,7 @@ use crate::{
     memory::find,
     paged::{self, Rows},
     registered,
-    streams::{Told, exact, host_function_in},
+    streams::{copy_in, exact, wait},
 };
 
 /// The maximum size of a copy of ordinary memory that is not divided into pieces.
@@ -327,7 +327,6 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
             read(link, order, to as *mut u8, from, size)
         }
         (false, false) => {
-            let (context, stream) = (order.context, order.stream);
             let is_pinned = |at| checked(link, at, size).is_ok();
             if !order.wait && link.is_shared() && is_pinned(to) && is_pinned(from) {
                 // SAFETY: both are the caller's memory, which stays valid until the copy is done.
@@ -336,8 +335,7 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
                 };
                 return in_order(link, order, copy);
             }
-            let waited = link.ask(&StreamSynchronize { context, stream });
-            exact(link, context, stream, waited)?;
+            wait(link, (order.context, order.stream))?;
             // SAFETY: both are the caller's memory.
             unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
             Ok(())
@@ -345,10 +343,9 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
     }
 }
 
-/// Does something in stream order.
+/// Copies in stream order.
 fn in_order(link: &Link, order: Order, work: impl FnOnce() + Send + 'static) -> Outcome {
-    let place = (order.context, order.stream);
-    host_function_in(link, place, Told::OfEnd, move |status| {
+    copy_in(link, (order.context, order.stream), move |status| {
         if status == 0 {
             work();
         }

@@ -26,7 +26,7 @@ use crate::{
     landing::{self, Before, Launch},
     link::Link,
     registered,
-    streams::host_function,
+    streams::copy_in,
     turns::{self, Common},
 };
 
@@ -801,20 +801,29 @@ fn launch_with(
         return Err(codes::NOT_SUPPORTED);
     }
     let launched = Launch::new(back, &there, calls, before)?;
+    let link = connected()?;
+    let place = (
+        context::need()?,
+        handles::valid(Kind::Stream, stream as u64)?,
+    );
     if !there.is_empty() || launched.has_functions() {
         let (there, launched) = (there.clone(), launched.clone());
-        host_function(stream, move || {
-            for one in &there {
-                // SAFETY: the program's memory exists until the launch's work is done.
-                unsafe { one.carry() };
+        copy_in(link, place, move |status| {
+            if status == 0 {
+                for one in &there {
+                    // SAFETY: the program's memory exists until the launch's work is done.
+                    unsafe { one.carry() };
+                }
+                launched.begin();
             }
-            launched.begin();
         })?;
     }
     launch()?;
     // All places belong to this launch until it has ended, even if the graph has been destroyed by then.
-    host_function(stream, move || {
+    copy_in(link, place, move |status| {
         drop(there);
-        launched.end();
+        if status == 0 {
+            launched.end();
+        }
     })
 }

@@ -1,22 +1,21 @@
-//! Copies from and to memory that the program has registered. As natively, they read and write it in stream order and the
-//! caller does not wait. A function in the stream fills the stage of a copy to the device. Behind a copy to the host, a
-//! function holds the stream until the data has landed, so that whatever the program sees of the work behind the copy,
-//! be it a word that the device writes, it finds the data in place.
+//! Copies from and to memory that the program has registered. As natively, they read and write it in stream order, the
+//! caller does not wait, and nor do they wait for functions of the program that precede them in other streams only. A
+//! stream is held until this process has filled the stage of a copy to the device. Behind a copy to the host, it is held
+//! until the data has landed, so that whatever the program sees of the work behind the copy, be it a word that the device
+//! writes, it finds the data in place.
 //!
-//! The functions need a window that the worker shares. Without one, registered memory is treated like any other.
+//! This needs a window that the worker shares. Without one, registered memory is treated like any other. If more copies
+//! are outstanding than the worker keeps, the caller waits.
 
 use gantry_client::stage::HostRegion;
-use gantry_remoting::{
-    apis::cuda::calls::StreamSynchronize,
-    wire::messages::{Call, WindowRange},
-};
+use gantry_remoting::wire::messages::{Call, WindowRange};
 
 use crate::{
     copies::Order,
     entry::Outcome,
     link::Link,
     memory::{What, find},
-    streams::{Told, exact, host_function_in},
+    streams::{copy_in, exact, wait},
 };
 
 /// The most bytes that share a stage.
@@ -62,8 +61,7 @@ pub fn write<C: Call<Answer = ()>>(
     let (context, stream) = (order.context, order.stream);
     let length = from.size() as u64;
     let Some(offset) = link.try_reserve_lasting(length) else {
-        let waited = link.ask(&StreamSynchronize { context, stream });
-        return exact(link, context, stream, waited).map(|()| false);
+        return wait(link, (context, stream)).map(|()| false);
     };
     let fill = move |status| {
         // The worker may be gone.
@@ -75,8 +73,7 @@ pub fn write<C: Call<Answer = ()>>(
             let _ = unsafe { link.fill(offset, &from, link.reader()) };
         }
     };
-    host_function_in(link, (context, stream), Told::OfEnd, fill)
-        .inspect_err(|_| link.free(offset, length))?;
+    copy_in(link, (context, stream), fill).inspect_err(|_| link.free(offset, length))?;
     let call = call(link.stage(offset, length));
     match order.wait {
         true => exact(link, context, stream, link.ask(&call))?,
@@ -114,5 +111,5 @@ pub unsafe fn read<C: Call<Answer = ()>>(
 /// # Errors
 /// The driver's.
 pub fn land(link: &Link, order: Order) -> Outcome {
-    host_function_in(link, (order.context, order.stream), Told::OfEnd, |_| {})
+    copy_in(link, (order.context, order.stream), |_| {})
 }

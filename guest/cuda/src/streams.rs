@@ -13,7 +13,7 @@ use base::Unpoisoned;
 use cuda_definition::driver::types::*;
 use gantry_remoting::apis::cuda::{
     Kind,
-    calls::{EventSynchronize, HostFunction, StreamSynchronize},
+    calls::{EventSynchronize, FunctionTurn, HostFunction, StreamSynchronize},
     codes,
 };
 
@@ -51,15 +51,25 @@ pub fn exact(link: &Link, context: u32, stream: u32, waited: Outcome) -> Outcome
 const DUE: u32 = 0;
 const RETURNED: u32 = 1;
 const SEEN: u32 = 2;
+/// The worker has nothing that a copy would have to wait for.
+const IDLE: u32 = 3;
+/// The maximum number of words to look at before more are reserved: some may be in use for long.
+const LOOKS: usize = 64;
 /// The number of words to reserve at a time.
 const WORDS: u64 = 1024;
+
+/// Moves the first element that is free to the front, if it is among the first [`LOOKS`].
+fn brings_forward<T>(all: &mut VecDeque<T>, is_free: impl Fn(&T) -> bool) -> bool {
+    let free = all.iter().take(LOOKS).position(is_free);
+    all.rotate_left(free.unwrap_or_default());
+    free.is_some()
+}
 
 /// A word of the window that no function uses, and its offset in the window.
 fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
     static ALL: Mutex<VecDeque<(u64, &'static AtomicU32)>> = Mutex::new(VecDeque::new());
     let mut all = ALL.lock_unpoisoned();
-    let is_free = |word: &AtomicU32| word.load(Ordering::Acquire) == SEEN;
-    if !all.front().is_some_and(|(_, word)| is_free(word)) {
+    if !brings_forward(&mut all, |(_, word)| word.load(Ordering::Acquire) == SEEN) {
         let start = link.reserve_shared(4 * WORDS).ok_or(codes::NOT_SUPPORTED)?;
         for index in (0..WORDS).rev() {
             let offset = start + 4 * index;
@@ -137,22 +147,11 @@ fn captured_function(
             number,
             done,
             lasting: true,
-            told: false,
+            turn: FunctionTurn::Intact(),
         })
     };
     let captured = paged::captured_call(handles::handle(Kind::Stream, stream), number, ask);
     captured.inspect_err(|_| link.cancel_callback(number))
-}
-
-/// Calls a function of the program in stream order.
-///
-/// # Errors
-/// The driver's.
-pub fn host_function(stream: CUstream, call: impl FnOnce() + Send + 'static) -> Outcome {
-    let link = connected()?;
-    let context = context::need()?;
-    let stream = handles::valid(Kind::Stream, stream as u64)?;
-    host_function_in(link, (context, stream), Told::OfEnd, move |_| call())
 }
 
 /// What a function is told when it is called.
@@ -162,6 +161,15 @@ pub enum Told {
     OfEnd,
     /// The result of the preceding work.
     OfResult,
+}
+
+impl Told {
+    fn turn(self) -> FunctionTurn {
+        match self {
+            Self::OfEnd => FunctionTurn::Intact(),
+            Self::OfResult => FunctionTurn::Always(),
+        }
+    }
 }
 
 /// Calls a function with the status of the work before it, in stream order: also if the worker ends, with
@@ -186,13 +194,62 @@ pub fn host_function_in(
         number,
         done,
         lasting: false,
-        told: told == Told::OfResult,
+        turn: told.turn(),
     });
     if asked.is_err() {
         link.cancel_callback(number);
         word.store(SEEN, Ordering::Release);
     }
     asked
+}
+
+/// Waits until everything in a stream is done, and its data has landed.
+///
+/// # Errors
+/// The driver's.
+pub fn wait(link: &Link, (context, stream): (u32, u32)) -> Outcome {
+    let waited = link.ask(&StreamSynchronize { context, stream });
+    exact(link, context, stream, waited)
+}
+
+/// Copies memory of the program in stream order, with the status of the work before it: also if the worker ends, with
+/// `DEVICE_UNAVAILABLE`. The copy does not wait for the program's functions that precede it in other streams only, and
+/// must not wait for anything itself. It is done at once if the stream has no work. If more copies are outstanding than
+/// the worker keeps, or the window is full, this waits for the stream.
+///
+/// # Errors
+/// The driver's. Nothing is copied then.
+pub fn copy_in(
+    link: &Link,
+    (context, stream): (u32, u32),
+    copy: impl FnOnce(i32) + Send + 'static,
+) -> Outcome {
+    let Ok((done, word)) = word(link) else {
+        wait(link, (context, stream))?;
+        copy(0);
+        return Ok(());
+    };
+    let number = link.register_copy(Box::new(move |status| {
+        copy(status);
+        word.store(RETURNED, Ordering::Release);
+    }));
+    let asked = link.ask(&HostFunction {
+        context,
+        stream,
+        number,
+        done,
+        lasting: false,
+        turn: FunctionTurn::Copy(),
+    });
+    let at_once = match asked {
+        Ok(()) if word.load(Ordering::Acquire) != IDLE => return Ok(()),
+        Err(codes::OUT_OF_MEMORY) => wait(link, (context, stream)),
+        asked => asked,
+    };
+    let copy = link.take_copy(number).filter(|_| at_once.is_ok());
+    copy.into_iter().for_each(|copy| copy(0));
+    word.store(SEEN, Ordering::Release);
+    at_once
 }
 
 entry_points! {
@@ -206,7 +263,7 @@ entry_points! {
             return Ok(());
         }
         if !may_be_told || !signals::wait(link, context, Some(stream)) {
-            exact(link, context, stream, link.ask(&StreamSynchronize { context, stream }))?;
+            wait(link, (context, stream))?;
         }
         sent.was_waited_for();
         Ok(())
@@ -264,5 +321,24 @@ entry_points! {
             // SAFETY: the program's function is called with the arguments that it expects.
             unsafe { callback(stream as CUstream, result, data as *mut c_void) };
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_are_reused_although_an_older_function_has_not_returned() {
+        let mut all: VecDeque<u32> = (0..10).collect();
+        let is_free = |word: &u32| ![0, 1].contains(word);
+        for _ in 0..100 {
+            assert!(brings_forward(&mut all, is_free));
+            let word = all.pop_front().unwrap();
+            all.push_back(word);
+        }
+        assert!(!brings_forward(&mut all, |_| false));
+        assert_eq!(all.len(), 10);
+        assert!(!brings_forward(&mut VecDeque::new(), is_free));
     }
 }

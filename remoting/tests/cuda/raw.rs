@@ -16,7 +16,7 @@ use gantry_remoting::{
         calls::{
             AddAllocNode, AddConditionalNode, AddCopyNode, AddFreeNode, AddHostNode, Allocate,
             CaptureInfo, ContextSynchronize, CopyVolume, CreateUserObject, Forward, Free,
-            HostFunction, Launch, LaunchGraph, Load, Post, Read, ReleaseUserObject,
+            FunctionTurn, HostFunction, Launch, LaunchGraph, Load, Post, Read, ReleaseUserObject,
             RetainUserObject, SetCopyNode, SetHostNode, Shape, Side, Signal, Source, Start,
             StreamSynchronize,
         },
@@ -340,7 +340,7 @@ fn the_worker_refuses_a_word_while_a_wait_would_say_more() {
         number: 1,
         done,
         lasting: false,
-        told: false,
+        turn: FunctionTurn::Intact(),
     };
     client.ask(&pending).unwrap();
     assert_eq!(client.signal(Some(stream), 4), (0, 4));

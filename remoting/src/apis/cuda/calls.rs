@@ -99,6 +99,19 @@ wire! { enum
 }
 
 wire! { enum
+    /// When a function of the client is called.
+    FunctionTurn {
+        /// As by `cuLaunchHostFunc`: only where no work has failed.
+        0 Intact(),
+        /// As by `cuStreamAddCallback`: in any case, with the result.
+        1 Always(),
+        /// It copies the client's memory and waits for nothing: in any case, with the result, and whatever other functions
+        /// wait for.
+        2 Copy(),
+    }
+}
+
+wire! { enum
     /// One side of a copy of rows and planes.
     Side {
         /// Memory of the device: where, bytes from one row to the next, rows from one plane to the next.
@@ -292,12 +305,13 @@ calls! {
         stream: u32,
         /// The client's number of it.
         number: u64,
-        /// A word of 32 bits, from the start of the window: not zero when the function has returned.
+        /// A word of 32 bits, from the start of the window: 1 when the function has returned, then 2 when the client may
+        /// use it again; 3 if the client is to copy at once.
         done: u64,
         /// The stream is being captured: each launch of the graph calls it. As of [`AddHostNode`].
         lasting: bool,
-        /// It is called also where work has failed, with the result (`cuStreamAddCallback`); else only where none has.
-        told: bool,
+        /// When it is called.
+        turn: FunctionTurn,
     } -> ();
     /// Launches a graph.
     37 LaunchGraph {

@@ -15,6 +15,7 @@ use super::{
     cover::Cover,
     driver::{Api, cu},
     fences::Fence,
+    holds::Holds,
     host_functions::{News, Pending},
     instances::Instances,
     light::Algorithm,
@@ -75,6 +76,8 @@ pub struct CudaBackend {
     pub(super) deferred: HashMap<u32, i32>,
     /// Client functions that have been passed to the driver and have not returned yet.
     pub(super) pending: Pending,
+    /// Copies of the client that streams wait for and that are not due yet.
+    pub(super) holds: Holds,
     /// The output of kernels, if it can be captured.
     pub(super) printed: Option<Printed>,
     /// The contexts whose legacy stream has been given work since it was last synchronized.
@@ -99,8 +102,8 @@ pub struct CudaBackend {
     pub(super) user_objects: UserObjects,
     /// Requests that wait for a context's work or for client functions, as the driver itself would.
     pub(super) put_off: Vec<PutOff>,
-    /// The stages of commands behind which the driver could record no event, with their contexts and streams.
-    pub(super) unfenced: Vec<(StageId, u32, u32)>,
+    /// Commands behind which the driver could record no event.
+    pub(super) unfenced: Vec<Unfenced>,
     /// A request that waits for client functions and must execute before all requests that follow.
     pub(super) parked: Option<(Header, Request)>,
 }
@@ -130,6 +133,7 @@ impl CudaBackend {
             textures: HashSet::new(),
             deferred: HashMap::new(),
             pending: Pending::default(),
+            holds: Holds::default(),
             printed: None,
             legacy: LegacyWork::default(),
             left: HashSet::new(),
@@ -158,7 +162,7 @@ impl CudaBackend {
         Ok(())
     }
 
-    /// Whether client functions are known to be pending.
+    /// Whether client functions or copies are known to be pending.
     pub(super) fn has_pending(&mut self) -> bool {
         let api = &self.api;
         let before = api.current();
@@ -169,7 +173,9 @@ impl CudaBackend {
             }
             !over
         });
-        let any = !self.calling.is_empty() || self.pending.any(api);
+        let any = self.holds.is_any()
+            || !self.calling.is_empty()
+            || self.pending.any(api, self.captures.is_any());
         // Polling fences and contexts makes their contexts current; the caller continues in its own.
         api.enter(before);
         any
@@ -206,12 +212,13 @@ impl Backend for CudaBackend {
     }
 
     fn resume(session: &mut Server) -> Result<bool, Error> {
+        let told = session.tell_due_holds()?;
         if !session.backend.unfenced.is_empty() {
             session.free_unfenced();
         }
         let backend = &mut session.backend;
         if backend.parked.is_none() && backend.put_off.is_empty() || backend.has_pending() {
-            return Ok(false);
+            return Ok(told);
         }
         if let Some((header, request)) = backend.parked.take() {
             session.go_on(header, request, 0)?;
@@ -219,7 +226,7 @@ impl Backend for CudaBackend {
         }
         let ready = |one: &PutOff| one.is_ready(&backend.api);
         let Some(place) = backend.put_off.iter().position(ready) else {
-            return Ok(false);
+            return Ok(told);
         };
         let (header, request, rounds) = backend.put_off.remove(place).take(&backend.api);
         session.go_on(header, request, rounds)?;
@@ -299,6 +306,16 @@ fn may_submit(opcode: u16, request: &Request) -> bool {
         request,
         Request::HostFunction(_) | Request::Signal(_) | Request::StreamSynchronize(_)
     ) || matches!(Cuda::cost(opcode, request), Cost::Work(_))
+}
+
+/// A command with a stage behind which the driver could record no event.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Unfenced {
+    pub(super) stage: StageId,
+    /// The client's number of the context.
+    pub(super) context: u32,
+    /// The client's number of the stream; `None` when it has been destroyed, since another one may get the number.
+    pub(super) stream: Option<u32>,
 }
 
 /// Where a command has been submitted.
@@ -455,8 +472,11 @@ impl Server {
             Ok(fence) => fence,
             Err(code) => {
                 if let Some(stage) = stage {
-                    let one = (stage, context, submitted.stream);
-                    self.backend.unfenced.push(one);
+                    self.backend.unfenced.push(Unfenced {
+                        stage,
+                        context,
+                        stream: Some(submitted.stream),
+                    });
                 }
                 return self.fail(header, context, code);
             }
@@ -498,19 +518,67 @@ impl Server {
         }
         let before = self.backend.api.current();
         for one in std::mem::take(&mut self.backend.unfenced) {
-            let (stage, context, stream) = one;
-            let raw = self.enter(context).map(|_| {
-                let stream = self.backend.objects.raw(Kind::Stream, stream);
-                stream.map(|raw| cu!(self.backend.api, cuStreamQuery(raw as CUstream)))
-            });
-            match raw {
-                // Of a destroyed stream nothing tells when it ends, other than the end of its context.
-                Ok(Err(_) | Ok(codes::NOT_READY)) => self.backend.unfenced.push(one),
+            let is_over = match one.stream {
+                // Only a wait for the context tells, or its end.
+                None => !self.backend.left.contains(&one.context),
                 // After an error the context runs nothing any more.
-                Ok(Ok(_)) | Err(_) => self.stage_free(stage, false),
+                Some(stream) => !self.is_running(one.context, stream),
+            };
+            if is_over {
+                self.stage_free(one.stage, false);
+            } else {
+                self.backend.unfenced.push(one);
             }
         }
         self.backend.api.enter(before);
+    }
+
+    /// Whether a stream has outstanding work.
+    fn is_running(&mut self, context: u32, stream: u32) -> bool {
+        self.enter(context).is_ok()
+            && self
+                .backend
+                .objects
+                .raw(Kind::Stream, stream)
+                .is_ok_and(|raw| {
+                    cu!(self.backend.api, cuStreamQuery(raw as CUstream)) == codes::NOT_READY
+                })
+    }
+
+    /// Records that a stream is about to be destroyed, and its work is over or not: releases the stages of its
+    /// [`unfenced`](CudaBackend::unfenced) commands, or keeps them until the context is waited for. Returns whether there
+    /// are any to keep.
+    pub(super) fn leave_unfenced(&mut self, stream: u32, is_over: bool) -> bool {
+        let mut free = Vec::new();
+        let mut keeps = false;
+        self.backend.unfenced.retain_mut(|one| {
+            if one.stream != Some(stream) {
+                return true;
+            }
+            one.stream = None;
+            keeps |= !is_over;
+            if is_over {
+                free.push(one.stage);
+            }
+            !is_over
+        });
+        free.into_iter()
+            .for_each(|stage| self.stage_free(stage, false));
+        keeps
+    }
+
+    /// Records that a context has been destroyed: releases the stages of its [`unfenced`](CudaBackend::unfenced)
+    /// commands.
+    pub(super) fn forget_unfenced(&mut self, context: u32) {
+        let mut free = Vec::new();
+        self.backend.unfenced.retain(|one| {
+            if one.context == context {
+                free.push(one.stage);
+            }
+            one.context != context
+        });
+        free.into_iter()
+            .for_each(|stage| self.stage_free(stage, false));
     }
 
     /// Answers with an error, or keeps the error for the context's next call that waits.

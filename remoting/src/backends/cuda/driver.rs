@@ -80,7 +80,7 @@ functions! {
     cuKernelGetAttribute cuKernelGetFunction
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc cuStreamAddCallback
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
-    cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx cuStreamQuery cuStreamWriteValue32_v2
+    cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx cuStreamQuery cuStreamWaitValue32_v2 cuStreamWriteValue32_v2
     cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
     cuMemcpy3DAsync_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams
     cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams

@@ -302,6 +302,7 @@ impl Server {
         self.end_captures_without_stream();
         self.backend.deferred.remove(&id);
         self.backend.left.remove(&id);
+        self.forget_unfenced(id);
         self.backend.limits.retain(|(context, _), _| *context != id);
         self.backend.instances.forget_context(id);
         self.backend.api.context_ended();

@@ -119,6 +119,16 @@ impl Api {
 }
 
 impl Api {
+    /// Whether no work of the current context has failed, as far as the driver knows: every call reports that.
+    pub(super) fn has_not_failed(&self) -> bool {
+        let mut event = std::ptr::null_mut();
+        let made = cu!(self, cuEventCreate(&raw mut event, NO_TIMING));
+        if made == 0 {
+            cu!(self, cuEventDestroy_v2(event));
+        }
+        matches!(made, 0 | codes::OUT_OF_MEMORY)
+    }
+
     /// Whether the work before a fence is done, or its context is gone along with all of its work.
     /// Makes that context current.
     pub(super) fn is_done_or_gone(&self, fence: Fence) -> bool {

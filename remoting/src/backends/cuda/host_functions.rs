@@ -30,7 +30,7 @@ use super::{
 use crate::{
     apis::cuda::{
         Kind, LEGACY,
-        calls::{AddHostNode, HostFunction, SetHostNode},
+        calls::{AddHostNode, FunctionTurn, HostFunction, SetHostNode},
         codes,
     },
     link::window::Window,
@@ -50,8 +50,12 @@ pub enum News {
 
 /// The word's value while the function has not returned.
 const DUE: u32 = 0;
+/// The word's value from the client when the function has returned.
+pub(super) const RETURNED: u32 = 1;
 /// The word's value once this side has seen the return.
-const SEEN: u32 = 2;
+pub(super) const SEEN: u32 = 2;
+/// The word's value if the client is to copy at once.
+pub(super) const IDLE: u32 = 3;
 /// How long the word is polled before the driver's thread sleeps between polls.
 const EAGER: Duration = Duration::from_micros(100);
 /// How long it then sleeps between polls.
@@ -81,11 +85,14 @@ impl Pending {
     }
 
     /// Whether any function will still be called: after failed work the driver calls none. May change the current
-    /// context.
-    pub(super) fn any(&mut self, api: &Api) -> bool {
+    /// context. A query of the legacy stream would invalidate captures, if there are any.
+    pub(super) fn any(&mut self, api: &Api, captures: bool) -> bool {
         self.0.retain(|_, count| count.load(Ordering::Acquire) > 0);
         self.0.keys().any(|context| {
             api.enter(*context);
+            if captures {
+                return api.has_not_failed();
+            }
             let legacy = LEGACY as usize as CUstream;
             matches!(cu!(api, cuStreamQuery(legacy)), 0 | codes::NOT_READY)
         })
@@ -185,6 +192,9 @@ impl Server {
         if captured {
             return self.capture_function(submitted.raw as CUstream, call.number, call.done);
         }
+        if call.turn == FunctionTurn::Copy() && self.hold(submitted, call)? {
+            return Ok(());
+        }
         let pending = self.backend.pending.add(submitted.context)?;
         let leaf = Box::into_raw(Box::new(Leaf {
             board: Arc::clone(&self.board),
@@ -195,12 +205,12 @@ impl Server {
         }));
         let stream = submitted.raw as CUstream;
         let api = &self.backend.api;
-        let code = match call.told {
-            true => cu!(
+        let code = match call.turn {
+            FunctionTurn::Intact() => cu!(api, cuLaunchHostFunc(stream, Some(due), leaf.cast())),
+            FunctionTurn::Always() | FunctionTurn::Copy() => cu!(
                 api,
                 cuStreamAddCallback(stream, Some(due_with), leaf.cast(), 0)
             ),
-            false => cu!(api, cuLaunchHostFunc(stream, Some(due), leaf.cast())),
         };
         if code == 0 {
             self.expected += 1;
@@ -213,7 +223,7 @@ impl Server {
     }
 
     /// Looks up a word of the window.
-    fn word(&self, at: u64) -> Result<*const AtomicU32, i32> {
+    pub(super) fn word(&self, at: u64) -> Result<*const AtomicU32, i32> {
         let word = self.window.at(at, 4).filter(|_| at.is_multiple_of(4));
         Ok(word.ok_or(codes::INVALID_VALUE)?.cast::<AtomicU32>())
     }

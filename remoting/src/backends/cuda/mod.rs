@@ -28,6 +28,7 @@ mod cover;
 mod effects;
 mod fences;
 mod forwarding;
+mod holds;
 mod host_functions;
 mod images;
 mod instances;

@@ -14,7 +14,10 @@ use cuda_definition::driver::types::{CUDA_ARRAY_DESCRIPTOR, CUarray_format};
 use super::{Server, driver::Api, testing};
 use crate::{
     apis::cuda::{
-        calls::{CopyVolume, HostFunction, Pin, Read, Request, Side, Write},
+        calls::{
+            ContextSynchronize, CopyVolume, FunctionTurn, HostFunction, Pin, Read, Request, Side,
+            Write,
+        },
         codes,
     },
     link::window::Window,
@@ -93,7 +96,7 @@ impl Copier {
             number: 1,
             done,
             lasting: false,
-            told: false,
+            turn: FunctionTurn::Intact(),
         };
         self.post(call, Request::HostFunction);
         word
@@ -213,4 +216,37 @@ fn a_stage_behind_which_no_event_is_recorded_is_used_until_its_stream_is_idle() 
     assert!(copier.is_held_by_the_stream(word));
     let deferred = copier.server.take_deferred(context);
     assert_eq!(deferred, Some(codes::NOT_SUPPORTED));
+}
+
+#[test]
+fn a_stage_is_used_though_another_stream_gets_its_streams_number() {
+    let mut driver = testing::driver();
+    driver.functions.cuEventCreate = None;
+    let mut copier = Copier::new(driver);
+    let (context, stream) = (copier.context, copier.stream);
+    let word = copier.hold();
+    let (to, from) = (copier.registered(2), copier.stage());
+    let call = Write {
+        context,
+        stream,
+        to,
+        from,
+    };
+    copier.post(call, Request::Write);
+    let (function, bytes) = testing::arguments("cuStreamDestroy_v2", &[stream.into()]);
+    copier.server.forward(context, function, &bytes.0).unwrap();
+    loop {
+        let other = testing::made(&mut copier.server, context, "cuStreamCreate", &[1]);
+        if other == stream {
+            break;
+        }
+        let (function, bytes) = testing::arguments("cuStreamDestroy_v2", &[other.into()]);
+        copier.server.forward(context, function, &bytes.0).unwrap();
+    }
+    assert_eq!(copier.released(), []);
+    word.store(1, Ordering::SeqCst);
+    // Only this tells when the work of the first stream has ended.
+    let header = testing::posted(ContextSynchronize::OPCODE);
+    copier.server.context_synchronize(header, context).unwrap();
+    assert_eq!(copier.released(), [(StageId(1), false)]);
 }

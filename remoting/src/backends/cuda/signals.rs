@@ -56,7 +56,7 @@ impl Server {
     }
 
     /// Whether a stream and others wait for each other's work; a word counts as work.
-    fn waits_for_others(&mut self, context: u32, stream: u32) -> bool {
+    pub(super) fn waits_for_others(&mut self, context: u32, stream: u32) -> bool {
         if is_legacy(stream) {
             let backend = &self.backend;
             return backend.objects.has_streams() || backend.left.contains(&context);

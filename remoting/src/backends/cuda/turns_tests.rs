@@ -11,7 +11,7 @@ use super::{Server, testing};
 use crate::{
     apis::cuda::{
         Cuda,
-        calls::{Allocate, CopyRows, HostFunction, Post, Request, Source},
+        calls::{Allocate, CopyRows, FunctionTurn, HostFunction, Post, Request, Source},
     },
     link::{
         endpoint::Receiver,
@@ -153,7 +153,7 @@ fn work_that_waits_for_the_client_is_neither_lost_nor_overtaken_nor_free() {
         number: 1,
         done,
         lasting: false,
-        told: false,
+        turn: FunctionTurn::Intact(),
     };
     sharer.post(call, Request::HostFunction);
     // The driver may wait in these: they are put off until the client's function has returned.

@@ -150,11 +150,12 @@ impl Server {
             return;
         };
         let (context, raw) = (object.context, object.raw as CUstream);
-        // A stream in a capture has no outstanding work, and a query would invalidate the capture.
-        if self.is_captured(object.raw) {
-            return;
-        }
-        if cu!(self.backend.api, cuStreamQuery(raw)) == codes::NOT_READY {
+        // A query would invalidate a capture.
+        let is_captured = self.is_captured(raw as usize);
+        let is_running =
+            !is_captured && cu!(self.backend.api, cuStreamQuery(raw)) == codes::NOT_READY;
+        let keeps = self.leave_unfenced(stream, !is_running && !is_captured);
+        if is_running || keeps {
             self.backend.left.insert(context);
         }
     }

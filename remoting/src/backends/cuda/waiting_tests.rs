@@ -1,14 +1,24 @@
 //! What waits while a client function is due, with the stand-in for the driver.
 
 use std::{
-    sync::{Arc, mpsc},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+        mpsc,
+    },
     thread,
     time::Duration,
 };
 
-use super::{Server, testing};
+use super::{
+    Server,
+    host_functions::{IDLE, RETURNED, SEEN},
+    testing,
+};
 use crate::{
-    apis::cuda::calls::{Allocate, ContextSynchronize, Free, HostFunction, Post, Request, Source},
+    apis::cuda::calls::{
+        Allocate, ContextSynchronize, Free, FunctionTurn, HostFunction, Post, Request, Source,
+    },
     link::{
         bell::Futex,
         endpoint::Receiver,
@@ -17,8 +27,8 @@ use crate::{
         window::{Slice, Window},
     },
     wire::{
-        Flags,
-        messages::{ANSWER, Call},
+        Flags, Wire,
+        messages::{ANSWER, CALLBACK, Call},
     },
 };
 
@@ -88,13 +98,19 @@ impl Worker {
 
     /// Submits a client function, which is due until [`Self::set`].
     fn call_function(&mut self) {
+        self.call(self.stream, FunctionTurn::Intact(), 0);
+    }
+
+    /// Submits a client function, which is due until [`Self::word`] has been set.
+    fn call(&mut self, stream: u32, turn: FunctionTurn, word: u64) {
+        self.word(word).store(0, Ordering::SeqCst);
         let call = HostFunction {
             context: self.context,
-            stream: self.stream,
-            number: 1,
-            done: self.window.data(),
+            stream,
+            number: word + 1,
+            done: self.window.data() + 4 * word,
             lasting: false,
-            told: false,
+            turn,
         };
         let header = testing::posted(HostFunction::OPCODE);
         let request = Request::HostFunction(call);
@@ -102,10 +118,37 @@ impl Worker {
     }
 
     fn set(&self) {
-        let word = self.window.at(self.window.data(), 4);
-        let word = word.unwrap().cast::<u32>();
-        // SAFETY: an aligned word of the window, which the driver's thread polls.
-        unsafe { word.write_volatile(1) };
+        self.word(0).store(1, Ordering::SeqCst);
+    }
+
+    fn word(&self, index: u64) -> &AtomicU32 {
+        let word = self.window.at(self.window.data() + 4 * index, 4);
+        // SAFETY: an aligned word of the window, which all access atomically.
+        unsafe { &*word.unwrap().cast::<AtomicU32>() }
+    }
+
+    /// Serves until the client is told that this function is due; with which status.
+    fn await_due(&mut self, number: u64) -> i32 {
+        loop {
+            while let Some(header) = self.answers.poll(&mut self.body).unwrap() {
+                let called = <(u64, i32)>::from_bytes(&self.body);
+                if header.opcode == CALLBACK
+                    && let Ok((called, status)) = called
+                    && called == number
+                {
+                    return status;
+                }
+            }
+            self.server.turn(&mut self.taken, &mut self.body).unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+
+    /// Waits until a word has this value.
+    fn await_word(&self, index: u64, value: u32) {
+        while self.word(index).load(Ordering::SeqCst) != value {
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 
     /// The number of the next call that is answered, if one has been.
@@ -190,5 +233,55 @@ fn memory_in_stream_order_does_not_wait_for_functions() {
         assert_eq!(worker.answered(), None);
         worker.set();
         worker.await_answer(waits);
+    });
+}
+
+#[test]
+fn copies_of_the_client_do_not_wait_for_its_functions() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        let context = worker.context;
+        // It does not return until the end.
+        worker.call_function();
+        worker.await_due(1);
+        let other = testing::made(&mut worker.server, context, "cuStreamCreate", &[1]);
+        // A stream without work is not held.
+        worker.call(other, FunctionTurn::Copy(), 1);
+        assert_eq!(worker.word(1).load(Ordering::SeqCst), IDLE);
+        worker.word(3).store(0, Ordering::SeqCst);
+        let gate = std::ptr::from_ref(worker.word(3)) as u64;
+        worker.post_forwarded("cuStreamWaitValue32_v2", &[other.into(), gate, 1, 0]);
+        for index in [1, 2] {
+            worker.call(other, FunctionTurn::Copy(), index);
+        }
+        worker.word(3).store(1, Ordering::SeqCst);
+        for index in [1, 2] {
+            assert_eq!(worker.await_due(index + 1), 0);
+            worker.word(index).store(RETURNED, Ordering::SeqCst);
+            worker.await_word(index, SEEN);
+        }
+        worker.set();
+    });
+}
+
+#[test]
+fn a_function_that_is_due_invalidates_no_capture() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        let context = worker.context;
+        let captured = testing::made(&mut worker.server, context, "cuStreamCreate", &[0]);
+        // In relaxed mode.
+        worker.post_forwarded("cuStreamBeginCapture_v2", &[captured.into(), 2]);
+        worker.call_function();
+        assert!(worker.server.backend.captures.is_any());
+        let waits = worker.allocate(Source::Device());
+        assert_eq!(worker.answered(), None);
+        worker.set();
+        worker.await_answer(waits);
+        let mut graph = 0u64;
+        let words = [captured.into(), &raw mut graph as u64];
+        let (function, arguments) = testing::arguments("cuStreamEndCapture", &words);
+        let ended = worker.server.forward(context, function, &arguments.0);
+        assert!(ended.is_ok(), "{ended:?}");
     });
 }

@@ -154,6 +154,8 @@ impl Told {
                 Some(context) => super::result(context.check()),
                 None => CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED,
             };
+            let context = self.context.upgrade();
+            let _one = context.as_ref().map(|context| context.functions.lock());
             // SAFETY: the caller's function with the argument it expects.
             unsafe { (self.callback)(self.stream.get().cast(), status, self.data.get()) };
         }
@@ -171,6 +173,7 @@ pub(super) fn host(function: CUhostFn, data: *mut c_void) -> Answer<Task> {
     let data = Callers(data);
     Ok(Arc::new(move |context: &Arc<Context>| {
         context.print();
+        let _one = context.functions.lock();
         // SAFETY: the caller's function with the argument it expects.
         unsafe { function(data.get()) };
         Ok(())
@@ -227,6 +230,15 @@ entry_points! {
         let stream = context.stream(hStream)?;
         if let Some(graph) = &*capture(&stream) {
             return graph.refuse();
+        }
+        // The legacy stream would have to wait for streams that are being captured.
+        if stream.handle == 0 {
+            for other in objects::streams().into_iter().filter(|other| other.blocking) {
+                if let Some(graph) = &*capture(&other) {
+                    let _ = graph.refuse::<()>();
+                    return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+                }
+            }
         }
         match stream.mark().done() {
             true => context.check(),

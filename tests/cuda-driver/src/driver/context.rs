@@ -33,6 +33,8 @@ pub struct Context {
     pub output: Output,
     /// The first error; it ended the context's work.
     error: AtomicU32,
+    /// Held while a function of the program is called: as by NVIDIA's driver, one at a time.
+    pub functions: Mutex<()>,
     legacy: OnceLock<Arc<Stream>>,
     streams: Mutex<Streams>,
 }
@@ -96,6 +98,7 @@ impl Context {
             peers: Mutex::default(),
             output: Output::default(),
             error: AtomicU32::new(0),
+            functions: Mutex::default(),
             legacy: OnceLock::new(),
             streams: Mutex::default(),
         });

@@ -316,6 +316,95 @@ fn copies_between_registered_and_pinned_memory_keep_their_order() {
     assert_eq!(unsafe { (to as *const u32).read() }, 3);
 }
 
+/// What a function of the program waits for, and what became of that.
+#[derive(Default)]
+struct Awaited {
+    is_called: AtomicU32,
+    may_return: AtomicU32,
+    has_waited: AtomicU32,
+}
+
+unsafe extern "C" fn wait_for_copies(data: *mut c_void) {
+    // SAFETY: the test passes what lives until the function has returned.
+    let awaited = unsafe { &*data.cast::<Awaited>() };
+    awaited.is_called.store(1, Ordering::SeqCst);
+    let start = Instant::now();
+    while awaited.may_return.load(Ordering::SeqCst) == 0 {
+        if start.elapsed() > LONG {
+            return;
+        }
+        thread::sleep(Duration::from_millis(1));
+    }
+    awaited.has_waited.store(1, Ordering::SeqCst);
+}
+
+#[test]
+fn registered_copies_do_not_wait_for_other_streams_functions() {
+    let _context = context();
+    let (own, back, other) = (Registered::new(1), Registered::new(1), Registered::new(1));
+    let (there, gated) = (device(&[0u32]), Gated::new());
+    let (mut graph, mut executable) = (null_mut(), null_mut());
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let mut busy = null_mut();
+    ok!(cuStreamCreate(&mut busy, NON_BLOCKING));
+    ok!(cuStreamBeginCapture_v2(busy, mode));
+    ok!(cuMemcpyHtoDAsync_v2(there, back.at().cast(), 4, busy));
+    ok!(cuMemcpyDtoHAsync_v2(other.at().cast(), there, 4, busy));
+    ok!(cuStreamEndCapture(busy, &mut graph));
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+
+    let awaited = Awaited::default();
+    let data = (&raw const awaited).cast_mut().cast();
+    ok!(cuLaunchHostFunc(busy, Some(wait_for_copies), data));
+    let start = Instant::now();
+    while awaited.is_called.load(Ordering::SeqCst) == 0 {
+        assert!(start.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(1));
+    }
+    // Of a stream that has work, and of one that has none.
+    own.word().store(7, Ordering::SeqCst);
+    ok!(cuMemcpyHtoDAsync_v2(
+        there,
+        own.at().cast(),
+        4,
+        gated.stream
+    ));
+    own.word().store(8, Ordering::SeqCst);
+    ok!(cuMemcpyDtoHAsync_v2(
+        back.at().cast(),
+        there,
+        4,
+        gated.stream
+    ));
+    ok!(cuGraphLaunch(executable, gated.stream));
+    let to = gated.at() + 4;
+    ok!(cuMemcpyAsync(to, other.at() as u64, 4, gated.stream));
+    gated.end();
+    // SAFETY: the second word of the gate's memory.
+    assert_eq!(unsafe { (to as *const u32).read() }, 8);
+    own.word().store(9, Ordering::SeqCst);
+    ok!(cuMemcpyHtoDAsync_v2(
+        there,
+        own.at().cast(),
+        4,
+        gated.stream
+    ));
+    ok!(cuMemcpyDtoHAsync_v2(
+        back.at().cast(),
+        there,
+        4,
+        gated.stream
+    ));
+    ok!(cuStreamSynchronize(gated.stream));
+    assert_eq!(back.word().load(Ordering::SeqCst), 9);
+    awaited.may_return.store(1, Ordering::SeqCst);
+    ok!(cuStreamSynchronize(busy));
+    assert_eq!(awaited.has_waited.load(Ordering::SeqCst), 1);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+    ok!(cuStreamDestroy_v2(busy));
+}
+
 #[test]
 fn a_graph_reads_registered_memory_after_the_functions_before() {
     let _context = context();
