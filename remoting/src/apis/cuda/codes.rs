@@ -14,6 +14,10 @@ pub const NO_DEVICE: i32 = 100;
 pub const INVALID_DEVICE: i32 = 101;
 /// An image is none.
 pub const INVALID_IMAGE: i32 = 200;
+/// No part of an image is for this device.
+pub const NO_BINARY_FOR_GPU: i32 = 209;
+/// An image is text that is no PTX.
+pub const INVALID_PTX: i32 = 218;
 /// No context is current, or a handle is no context's.
 pub const INVALID_CONTEXT: i32 = 201;
 /// A file is not there.

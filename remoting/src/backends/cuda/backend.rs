@@ -21,6 +21,7 @@ use super::{
     light::Algorithm,
     linear,
     memory::Memory,
+    modules::UNCHARGED_CODE,
     objects::Objects,
     printed::Printed,
     reserves::Reserve,
@@ -61,6 +62,8 @@ pub struct CudaBackend {
     pub(super) limits: HashMap<(u32, u64), Reserve>,
     /// Charges for variables of libraries.
     pub(super) instances: Instances,
+    /// How many more bytes of machine code may be loaded without being charged.
+    pub(super) uncharged_code: u64,
     pub(super) cover: Cover,
     /// Retain count of each device's primary context.
     pub(super) primary: HashMap<i32, u32>,
@@ -125,6 +128,7 @@ impl CudaBackend {
             kept: Kept::default(),
             limits: HashMap::new(),
             instances: Instances::default(),
+            uncharged_code: UNCHARGED_CODE,
             cover: Cover::default(),
             primary: HashMap::new(),
             captures: Captures::default(),

@@ -11,8 +11,10 @@ use cuda_definition::driver::types::*;
 use super::{
     Server,
     driver::{cu, outcome},
+    images::{ELF, FAT},
     objects::Layout,
-    prints, variables,
+    prints,
+    variables::{self, Size},
 };
 use crate::{
     apis::cuda::{
@@ -23,6 +25,12 @@ use crate::{
     wire::Blob,
 };
 
+/// How many bytes of machine code an application may load that its quota does not count: like contexts, most programs
+/// need some, and the driver loads only what is used of large libraries.
+pub(super) const UNCHARGED_CODE: u64 = 512 << 20;
+/// What the compiler's log says of an image that is refused.
+const UNCOUNTED: &str =
+    "gantry: memory= limits this application, and what the image takes cannot be told";
 /// Maximum number of kernel parameters to query: each takes at least one of 32,764 bytes.
 const PARAMETERS: usize = 32_764;
 /// Maximum length of a compiler log.
@@ -98,6 +106,23 @@ impl Jit {
     }
 }
 
+/// The answer to an image of which nobody can tell what it takes.
+fn uncounted(image: &[u8], room: u32) -> Loaded {
+    let code = match image {
+        code if code.starts_with(ELF) => codes::NO_BINARY_FOR_GPU,
+        fat if fat.starts_with(&FAT) => codes::INVALID_IMAGE,
+        _ => codes::INVALID_PTX,
+    };
+    let mut errors = UNCOUNTED.as_bytes().to_vec();
+    errors.truncate(room as usize);
+    Loaded {
+        code,
+        id: 0,
+        information: Blob(Vec::new()),
+        errors: Blob(errors),
+    }
+}
+
 impl Server {
     pub(super) fn load(&mut self, call: Load) -> Result<Loaded, i32> {
         if self.enter(call.context)? == 0 && !call.library {
@@ -110,14 +135,26 @@ impl Server {
             return Err(codes::INVALID_IMAGE);
         }
         let is_silent = prints::is_silent(&image);
-        let variables = match self.quota.limit() {
-            u64::MAX => Some(0),
-            _ => variables::bytes(&image),
+        let size = match self.quota.limit() {
+            u64::MAX => Size::default(),
+            _ => match variables::size(&image) {
+                Some(size) => size,
+                // Nothing is loaded that is not counted: it may take any amount.
+                None => return Ok(uncounted(&image, call.room.1)),
+            },
         };
-        let charge = match variables {
-            Some(bytes @ 1..) if call.library => Some((bytes, self.charge_library(bytes)?)),
-            Some(bytes @ 1..) => Some((bytes, self.charge(bytes)?)),
-            _ => None,
+        let free = &mut self.backend.uncharged_code;
+        let code = match free.checked_sub(size.code) {
+            Some(left) => {
+                *free = left;
+                0
+            }
+            None => size.code,
+        };
+        let charge = match size.variables.saturating_add(code) {
+            0 => None,
+            bytes if call.library => Some((bytes, self.charge_library(bytes)?)),
+            bytes => Some((bytes, self.charge(bytes)?)),
         };
         // Terminates the image in case it is text.
         image.extend([0; 16]);
@@ -145,15 +182,6 @@ impl Server {
                 cuModuleLoadDataEx(&raw mut module, image, jit.count(), names, values)
             )
         };
-        if code == 0 && variables.is_none() {
-            // They may take any amount. What the driver refuses has its code.
-            if call.library {
-                cu!(api, cuLibraryUnload(library));
-            } else {
-                cu!(api, cuModuleUnload(module));
-            }
-            return Err(codes::INVALID_IMAGE);
-        }
         let objects = &mut self.backend.objects;
         let id = match code {
             0 if call.library => objects.number(Kind::Library, library as usize, 0, 0),
@@ -355,5 +383,64 @@ impl Server {
             name: Blob(name),
             threads,
         })
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::{super::testing, *};
+
+    const TEXT: &[u8] = b".version 8.0\n.target sm_80\n.address_size 64\n.global .b8 a[4096];";
+
+    fn load(server: &mut Server, context: u32, library: bool, image: &[u8]) -> Result<Loaded, i32> {
+        server.load(Load {
+            context,
+            library,
+            image: Blob(image.to_vec()),
+            options: Vec::new(),
+            room: (0, 10),
+        })
+    }
+
+    #[test]
+    fn an_image_that_is_not_understood_is_not_loaded_under_a_quota() {
+        let mut driver = testing::driver();
+        // Calls of these would be answered with NOT_SUPPORTED.
+        driver.functions.cuModuleLoadDataEx = None;
+        driver.functions.cuLibraryLoadData = None;
+        let (mut server, ..) = testing::server_of(driver, crate::link::window::SMALLEST);
+        let context = testing::made(&mut server, 0, "cuCtxCreate_v2", &[0, 0]);
+        for library in [false, true] {
+            for (image, expected) in [
+                (&b"\x7fELF, cut off"[..], codes::NO_BINARY_FOR_GPU),
+                (&[&FAT[..], &[0; 9]].concat(), codes::INVALID_IMAGE),
+                (b".global .b8 a[", codes::INVALID_PTX),
+            ] {
+                let loaded = load(&mut server, context, library, image).unwrap();
+                assert_eq!((loaded.code, loaded.id), (expected, 0), "{image:?}");
+                assert_eq!(loaded.errors.0, UNCOUNTED.as_bytes()[..10]);
+            }
+        }
+    }
+
+    #[test]
+    fn code_beyond_what_needs_no_charge_is_charged_until_it_is_unloaded() {
+        let (mut server, ..) = testing::server();
+        let context = testing::made(&mut server, 0, "cuCtxCreate_v2", &[0, 0]);
+        let length = TEXT.len() as u64;
+        server.backend.uncharged_code = length;
+        let before = server.quota.used();
+        let mut loaded = Vec::new();
+        for charged in [4096, 2 * 4096 + length] {
+            let module = load(&mut server, context, false, TEXT).unwrap();
+            assert_eq!(module.code, 0);
+            loaded.push(module.id);
+            assert_eq!(server.quota.used() - before, charged);
+        }
+        for module in loaded {
+            let (function, words) = testing::arguments("cuModuleUnload", &[module.into()]);
+            server.forward(context, function, &words.0).unwrap();
+        }
+        assert_eq!(server.quota.used(), before);
     }
 }

@@ -1,8 +1,9 @@
-//! What the variables of an image take on the device, which is charged like other memory: an image of a few hundred bytes
-//! may declare as much as the device has.
+//! What an image takes on the device, which is charged like other memory: an image of a few hundred bytes may declare
+//! variables of as many bytes as the device has, and code can be loaded again and again.
 //!
-//! Machine code says so in its sections, text (PTX) in its declarations. Of a fat binary the driver chooses one part: the
-//! largest counts. Whatever is not surely understood is not counted as nothing.
+//! Machine code says so in its sections. Text (PTX) does in its declarations; its code is taken to be as long as the text.
+//! Of a fat binary the driver chooses one part: the largest counts. Whatever is not surely understood is not counted as
+//! nothing.
 
 use object::{Endianness, Object as _, ObjectSection, SectionFlags, elf, read::elf::ElfFile64};
 
@@ -17,23 +18,36 @@ const LARGEST: usize = 1 << 30;
 const SHARED: &[u8] = b".nv.shared";
 const MOST_SHARED: u64 = 1 << 20;
 
-/// The bytes that variables of an image take. `None` if that cannot be told.
-pub(super) fn bytes(image: &[u8]) -> Option<u64> {
-    let mut most = Some(0);
+/// How many bytes an image takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Size {
+    pub(super) variables: u64,
+    pub(super) code: u64,
+}
+
+/// What an image takes. `None` if that cannot be told.
+pub(super) fn size(image: &[u8]) -> Option<Size> {
+    let mut most = Some(Size::default());
     let is_whole = images::each_part(image, LARGEST, |part| {
         let part = match part.starts_with(ELF) {
             true => of_code(part),
-            false => ptx::variables(part),
+            false => ptx::variables(part).map(|variables| Size {
+                variables,
+                code: part.len() as u64,
+            }),
         };
-        most = most.and_then(|most: u64| Some(most.max(part?)));
+        most = most.zip(part).map(|(most, part)| Size {
+            variables: most.variables.max(part.variables),
+            code: most.code.max(part.code),
+        });
     });
     most.filter(|_| is_whole)
 }
 
-/// The bytes of all writable sections.
-fn of_code(image: &[u8]) -> Option<u64> {
+/// What machine code takes: its writable sections, and the others that are loaded.
+pub(super) fn of_code(image: &[u8]) -> Option<Size> {
     let code = ElfFile64::<Endianness>::parse(image).ok()?;
-    let (mut all, mut count) = (0u64, 0);
+    let (mut all, mut count) = (Size::default(), 0);
     for section in code.sections() {
         count += 1;
         let SectionFlags::Elf { sh_type, sh_flags } = section.flags() else {
@@ -42,7 +56,9 @@ fn of_code(image: &[u8]) -> Option<u64> {
         let is_shared = section.name_bytes().ok()?.starts_with(SHARED);
         let is_writable = sh_flags.contains(elf::SHF_WRITE) || sh_type == elf::SHT_NOBITS;
         if is_writable && !(is_shared && section.size() <= MOST_SHARED) {
-            all = all.saturating_add(section.size());
+            all.variables = all.variables.saturating_add(section.size());
+        } else if !is_shared && sh_flags.contains(elf::SHF_ALLOC) {
+            all.code = all.code.saturating_add(section.size());
         }
     }
     (count > 0).then_some(all)
@@ -70,16 +86,37 @@ mod tests {
             (".nv.global.init", 24),
             (".nv.shared.kernel", 4096),
         ]);
-        assert_eq!(bytes(&image), Some((8 << 30) + 24));
-        assert_eq!(bytes(&code(&[])), Some(0));
-        assert_eq!(bytes(b"\x7fELF, cut off"), None);
+        let variables = |image: &[u8]| size(image).map(|size| size.variables);
+        assert_eq!(variables(&image), Some((8 << 30) + 24));
+        assert_eq!(variables(&code(&[])), Some(0));
+        assert_eq!(size(b"\x7fELF, cut off"), None);
+    }
+
+    #[test]
+    fn instructions_count_by_sections_or_as_long_as_their_text() {
+        let (format, machine) = (object::BinaryFormat::Elf, object::Architecture::X86_64);
+        let mut object = object::write::Object::new(format, machine, object::Endianness::Little);
+        for (name, kind) in [
+            (".text.kernel", object::SectionKind::Text),
+            (".nv.constant0", object::SectionKind::ReadOnlyData),
+            (".debug_line", object::SectionKind::Debug),
+        ] {
+            let section = object.add_section(Vec::new(), name.as_bytes().to_vec(), kind);
+            object.append_section_data(section, &[0; 100], 1);
+        }
+        let image = object.write().expect("sections have names and sizes");
+        let (variables, code) = (0, 200);
+        assert_eq!(size(&image), Some(Size { variables, code }));
+        let text = b".version 8.0\n.target sm_80\n.global .b8 a[9];";
+        let (variables, code) = (9, text.len() as u64);
+        assert_eq!(size(text), Some(Size { variables, code }));
     }
 
     #[test]
     fn the_largest_part_of_a_fat_binary_counts() {
         let text = ".version 8.0\n.target sm_80\n.global .b8 a[100];";
         let image = fat(&[(0, text.as_bytes()), (0, &code(&[(".nv.global", 300)]))]);
-        assert_eq!(bytes(&image), Some(300));
-        assert_eq!(bytes(&image[..image.len() - 1]), None);
+        assert_eq!(size(&image).map(|size| size.variables), Some(300));
+        assert_eq!(size(&image[..image.len() - 1]), None);
     }
 }
