@@ -27,7 +27,7 @@ use super::{
 use crate::{
     apis::opencl::{
         OpenCl,
-        calls::{ContextId, Request},
+        calls::{ContextId, QueueId, Request},
         codes,
     },
     session::{
@@ -39,7 +39,11 @@ use crate::{
         server::{Error, Session},
         table::Table,
     },
-    wire::{Api as _, Flags, Header, Wire, api::Cost, messages::EventId},
+    wire::{
+        Api as _, Flags, Header, Wire,
+        api::Cost,
+        messages::{EventId, StageId},
+    },
 };
 
 /// Maximum number of contexts at a time: on a GPU each takes device memory that no quota accounts
@@ -75,6 +79,8 @@ pub struct OpenClBackend {
     pub(super) missing: Option<Missing>,
     /// The folder for files for the driver's compiler, if any.
     pub(crate) files: Option<PathBuf>,
+    /// Stages of failed commands of which the driver has a part, behind which it accepts no marker.
+    pub(super) unmarked: Vec<(StageId, QueueId)>,
 }
 
 /// A session with an application that calls OpenCL.
@@ -124,6 +130,7 @@ impl OpenClBackend {
             told: Told::default(),
             missing: None,
             files: None,
+            unmarked: Vec::new(),
             api,
             platforms,
         }
@@ -192,6 +199,13 @@ impl Backend for OpenClBackend {
             DriverNotice::Report(context, text) => session.report(context.0, text)?,
         }
         Ok(())
+    }
+
+    fn resume(session: &mut Server) -> Result<bool, Error> {
+        for (stage, queue) in std::mem::take(&mut session.backend.unmarked) {
+            session.stage_behind(stage, queue);
+        }
+        Ok(false)
     }
 
     fn has_come(session: &mut Server, opcode: u16, request: &Request) -> Result<bool, Error> {

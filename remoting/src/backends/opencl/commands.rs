@@ -177,19 +177,19 @@ impl Server {
 
     /// Releases the stage of a command that has failed when the part that the driver has accepted ends. The
     /// command's queue is in order.
-    fn stage_behind(&mut self, stage: StageId, queue: QueueId) {
-        let Ok(queue) = self.backend.queues.get_mut(queue.0) else {
+    pub(super) fn stage_behind(&mut self, stage: StageId, id: QueueId) {
+        let Ok(queue) = self.backend.queues.get_mut(id.0) else {
             return self.stage_free(stage, false);
         };
         match freed::end(&self.backend.api, queue) {
             Ok(Some(event)) => self.stage_until(stage, event, false),
             Ok(None) => self.stage_free(stage, false),
-            // Nothing but a wait tells when it ends. If that might wait for the client, the stage stays in use.
+            // Nothing but a wait tells when it ends. If that might wait for the client, this is tried again later.
             Err(_) if self.undecided == 0 && self.expected == 0 => {
                 cl!(self.backend.api, clFinish(queue.raw));
                 self.stage_free(stage, false);
             }
-            Err(_) => {}
+            Err(_) => self.backend.unmarked.push((stage, id)),
         }
     }
 

@@ -236,6 +236,11 @@ impl Server {
     }
 
     pub(crate) fn release_queue(&mut self, id: QueueId) -> Result<(), i32> {
+        for (stage, queue) in std::mem::take(&mut self.backend.unmarked) {
+            self.stage_behind(stage, queue);
+        }
+        // Nothing will tell when what is left of this queue's commands ends: their stages stay in use.
+        self.backend.unmarked.retain(|(_, queue)| *queue != id);
         match self.backend.queues.take(id.0) {
             Some(mut queue) => {
                 self.part(&mut queue);

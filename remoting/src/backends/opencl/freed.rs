@@ -9,7 +9,6 @@
 //! Drivers report the end of a queue's commands by the event of a marker. Each queue whose commands
 //! are not known to have ended has one marker, and gets no further one until another command
 //! follows: freeing a thousand allocations takes no more markers than freeing one.
-//! follows: freeing a thousand allocations takes no more of them than freeing one.
 
 use std::{ptr::null, sync::Arc};
 

@@ -13,6 +13,7 @@ use crate::{
         testing::{self, BELL, buffer, carry_out, order},
     },
     link::{port_bell::Waker, window::Window},
+    session::backend::Backend,
     wire::{Flags, Header, messages::Call},
 };
 
@@ -160,5 +161,23 @@ fn without_a_marker_the_part_of_a_transfer_is_waited_for() {
 fn a_stage_of_which_nothing_is_accepted_is_free_at_once() {
     let (mut server, window) = server(0);
     write_both(&mut server, &window, Flags::default());
+    assert_eq!(released(&mut server), [(STAGE, false)]);
+}
+
+#[test]
+fn without_a_marker_a_stage_is_released_when_no_client_is_awaited() {
+    let (mut server, window) = server(1);
+    MARKS.set(false);
+    server.expected = 1;
+    write_both(&mut server, &window, Flags::default());
+    Backend::resume(&mut server).unwrap();
+    assert!(!ENDED.get());
+    assert_eq!(released(&mut server), []);
+    server.expected = 0;
+    Backend::resume(&mut server).unwrap();
+    assert!(ENDED.get());
+    assert_eq!(released(&mut server), [(STAGE, false)]);
+    // Once.
+    Backend::resume(&mut server).unwrap();
     assert_eq!(released(&mut server), [(STAGE, false)]);
 }

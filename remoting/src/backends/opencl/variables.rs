@@ -30,10 +30,13 @@ pub(super) enum Made {
 
 /// Whether kernels of a program that has been built may change variables of it.
 pub(super) fn has(api: &Api, program: Handle, made: &Made) -> bool {
-    let told: Vec<_> = devices(api, program)
-        .into_iter()
-        .map(|device| told(api, program, device))
-        .collect();
+    let told = match devices(api, program) {
+        Some(all) => all
+            .into_iter()
+            .map(|device| told(api, program, device))
+            .collect(),
+        None => vec![None],
+    };
     may_have(&told, made)
 }
 
@@ -52,7 +55,8 @@ fn may_have(told: &[Option<bool>], made: &Made) -> bool {
         }
 }
 
-fn devices(api: &Api, program: Handle) -> Vec<Handle> {
+/// A program's devices. None if it has more than [`MOST_DEVICES`], which may be parts of one, or the driver does not tell.
+fn devices(api: &Api, program: Handle) -> Option<Vec<Handle>> {
     let (mut all, mut bytes) = ([0 as Handle; MOST_DEVICES], 0usize);
     let code = cl!(
         api,
@@ -68,9 +72,9 @@ fn devices(api: &Api, program: Handle) -> Vec<Handle> {
         0 => {
             let count = (bytes / size_of::<Handle>()).min(MOST_DEVICES);
             let told = all[..count].iter().copied();
-            told.filter(|device| *device != 0).collect()
+            Some(told.filter(|device| *device != 0).collect())
         }
-        _ => Vec::new(),
+        _ => None,
     }
 }
 
@@ -579,6 +583,33 @@ mod tests {
             let recorded = now.built.as_deref().unwrap();
             let recorded = matches!(&recorded.call, Build::Whole(call) if call.options.0 == options.as_bytes());
             assert_eq!(recorded, !expected, "{options}");
+        }
+    }
+
+    /// Tells of more devices than there is room for.
+    unsafe extern "C" fn many(
+        _: Handle,
+        _: u32,
+        room: usize,
+        _: *mut c_void,
+        bytes: *mut usize,
+    ) -> i32 {
+        let size = (MOST_DEVICES + 1) * size_of::<Handle>();
+        // SAFETY: the worker asks for the size.
+        unsafe { bytes.write(size) };
+        match room < size {
+            true => codes::INVALID_VALUE,
+            false => 0,
+        }
+    }
+
+    #[test]
+    fn sources_of_programs_for_very_many_devices_are_searched() {
+        let api = Api::null().with_programs(many);
+        let newer = "-cl-std=CL2.0";
+        for (text, expected) in [(VARIABLE, true), ("kernel void k(void) {}", false)] {
+            let made = Made::Built(built(source(text), newer));
+            assert_eq!(has(&api, 1, &made), expected, "{text}");
         }
     }
 

@@ -206,6 +206,13 @@ impl Api {
         self
     }
 
+    /// Uses a test's answers about programs.
+    #[cfg(test)]
+    pub(crate) fn with_programs(mut self, info: Info) -> Self {
+        self.clGetProgramInfo = info;
+        self
+    }
+
     /// Uses a test's way of writing to buffers and of waiting for queues.
     #[cfg(test)]
     pub(crate) fn with_writes(
