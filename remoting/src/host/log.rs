@@ -1,4 +1,5 @@
-//! What workers write to their standard error: the pool passes it on to its own, line by line.
+//! What workers write to their standard error: the pool passes it on to its own, line by line, with the process that it is
+//! from, so that no worker's lines look like the pool's or another worker's. Each worker's share of the log is limited.
 //!
 //! Workers do not get the pool's standard error. Where that is a file, a worker that was taken over could truncate and
 //! overwrite it, and could make it non-blocking for the pool and all other workers, whose messages would then be lost.
@@ -12,13 +13,19 @@ use std::{
     },
     sync::mpsc::{self, Receiver, Sender},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// The longest line in bytes. What is longer is passed on in parts.
 const LONGEST: usize = 4096;
 /// What a pipe holds in bytes.
 const PIPE: usize = 64 << 10;
+/// How many bytes a worker may write at once, and how many more a second from then on: a worker that was taken over fills
+/// no disk.
+const BURST: u64 = 1 << 20;
+const RATE: u64 = 4 << 10;
+/// What a line takes beside its text, in bytes.
+const LINE: u64 = 64;
 /// How long the pool waits at its end for what workers have written, in case its own standard error blocks.
 const PATIENCE: Duration = Duration::from_secs(1);
 
@@ -66,11 +73,11 @@ impl Log {
         let _ = (&self.wake).write(&[0]);
     }
 
-    /// The standard error of a new worker.
+    /// A pipe for a worker's standard error: its end, and ours to [`add`](Self::add).
     ///
     /// # Errors
     /// There are no descriptors.
-    pub(super) fn add(&self) -> io::Result<OwnedFd> {
+    pub(super) fn pipe() -> io::Result<(OwnedFd, OwnedFd)> {
         let mut both = [0; 2];
         // SAFETY: there is room for two descriptors.
         if unsafe { libc::pipe2(both.as_mut_ptr(), libc::O_CLOEXEC) } < 0 {
@@ -82,11 +89,17 @@ impl Log {
         if unsafe { libc::fcntl(ours.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) } < 0 {
             return Err(io::Error::last_os_error());
         }
+        Ok((theirs, ours))
+    }
+
+    /// Passes on what a new worker with this process number writes.
+    pub(super) fn add(&self, ours: OwnedFd, process: u32) {
         self.tell(Told::New(Source {
             pipe: ours.into(),
+            process,
             begun: Vec::new(),
+            share: Share::new(Instant::now()),
         }));
-        Ok(theirs)
     }
 
     /// Waits until what has been written so far has been passed on.
@@ -97,9 +110,49 @@ impl Log {
     }
 }
 
+/// How much a worker may still write.
+struct Share {
+    left: u64,
+    since: Instant,
+    /// How many lines have been left out since the last one that was not.
+    left_out: u64,
+}
+
+impl Share {
+    fn new(now: Instant) -> Self {
+        Self {
+            left: BURST,
+            since: now,
+            left_out: 0,
+        }
+    }
+
+    /// Whether a line of so many bytes is passed on, and how many lines before it were not.
+    fn takes(&mut self, length: usize, now: Instant) -> Option<u64> {
+        let seconds = now.saturating_duration_since(self.since).as_secs();
+        if seconds > 0 {
+            self.since += Duration::from_secs(seconds);
+            let more = seconds.saturating_mul(RATE);
+            self.left = self.left.saturating_add(more).min(BURST);
+        }
+        match self.left.checked_sub(length as u64 + LINE) {
+            Some(left) => {
+                self.left = left;
+                Some(std::mem::take(&mut self.left_out))
+            }
+            None => {
+                self.left_out += 1;
+                None
+            }
+        }
+    }
+}
+
 /// The read end of a worker's standard error.
 struct Source {
     pipe: File,
+    process: u32,
+    share: Share,
     /// The beginning of a line.
     begun: Vec<u8>,
 }
@@ -131,7 +184,23 @@ impl Source {
     }
 
     fn end_line(&mut self, out: &mut impl FnMut(&str)) {
-        out(&String::from_utf8_lossy(&self.begun));
+        let process = self.process;
+        match self.share.takes(self.begun.len(), Instant::now()) {
+            Some(left_out) => {
+                if left_out > 0 {
+                    out(&format!("worker {process}: {left_out} lines left out"));
+                }
+                // A terminal obeys control characters.
+                let text = String::from_utf8_lossy(&self.begun);
+                let controls = |one: char| one != '\t' && one.is_control();
+                let text = text.replace(controls, "\u{fffd}");
+                out(&format!("worker {process}: {text}"));
+            }
+            None if self.share.left_out == 1 => out(&format!(
+                "worker {process}: writes too much: lines are left out from here on"
+            )),
+            None => {}
+        }
         self.begun.clear();
     }
 }
@@ -190,10 +259,17 @@ mod tests {
         (log.expect("there are threads and descriptors"), lines)
     }
 
+    /// The standard error of a worker.
+    fn worker(log: &Log, process: u32) -> File {
+        let (theirs, ours) = Log::pipe().expect("there are descriptors");
+        log.add(ours, process);
+        theirs.into()
+    }
+
     #[test]
     fn lines_of_workers_are_passed_on_whole() {
         let (log, lines) = log();
-        let [mut one, mut other] = [(); 2].map(|()| File::from(log.add().unwrap()));
+        let [mut one, mut other] = [1, 2].map(|process| worker(&log, process));
         one.write_all(b"begun, ").unwrap();
         other.write_all(b"first\nsecond\n").unwrap();
         log.flush();
@@ -202,21 +278,23 @@ mod tests {
         drop(one);
         log.flush();
         let said: Vec<_> = lines.try_iter().collect();
-        assert_eq!(said, ["first", "second", "begun, ended", "the last"]);
+        let (first, second) = ("worker 2: first", "worker 2: second");
+        let (third, last) = ("worker 1: begun, ended", "worker 1: the last");
+        assert_eq!(said, [first, second, third, last]);
         // A long line does not take memory without end.
         let long = vec![b'x'; 3 * LONGEST];
         other.write_all(&long).unwrap();
         drop(other);
         log.flush();
         let said: Vec<_> = lines.try_iter().collect();
-        assert_eq!(said.concat().as_bytes(), long);
+        assert_eq!(said.concat().replace("worker 2: ", "").as_bytes(), long);
         assert!(said.iter().all(|line| line.len() < 2 * LONGEST));
     }
 
     #[test]
     fn what_a_worker_does_to_its_standard_error_concerns_nobody_else() {
         let (log, lines) = log();
-        let [mut one, mut other] = [(); 2].map(|()| File::from(log.add().unwrap()));
+        let [mut one, mut other] = [1, 2].map(|process| worker(&log, process));
         assert!(one.set_len(0).is_err());
         // SAFETY: a plain call.
         let set = unsafe { libc::fcntl(one.as_raw_fd(), libc::F_SETFL, libc::O_NONBLOCK) };
@@ -235,7 +313,41 @@ mod tests {
         writes.join().unwrap();
         drop(other);
         log.flush();
-        let whole = lines.try_iter().filter(|said| said.starts_with('y'));
-        assert_eq!(whole.filter(|said| said.len() == LONGEST - 1).count(), 32);
+        let is_whole = |said: &String| said.trim_start_matches("worker 2: ").len() == LONGEST - 1;
+        assert_eq!(lines.try_iter().filter(is_whole).count(), 32);
+    }
+
+    #[test]
+    fn no_worker_writes_in_anothers_name_or_to_the_terminal() {
+        let (log, lines) = log();
+        let mut one = worker(&log, 7);
+        one.write_all(b"\x1b[2J\rgantry-accel: all is well\tnow\n")
+            .unwrap();
+        log.flush();
+        let said: Vec<_> = lines.try_iter().collect();
+        let plain = "worker 7: \u{fffd}[2J\u{fffd}gantry-accel: all is well\tnow";
+        assert_eq!(said, [plain]);
+    }
+
+    #[test]
+    fn a_worker_that_writes_without_end_has_a_share_of_the_log() {
+        let start = Instant::now();
+        let mut share = Share::new(start);
+        let length = 1000;
+        let mut count = 0;
+        while share.takes(length, start).is_some() {
+            count += length as u64 + LINE;
+        }
+        assert!(count <= BURST && count > BURST - 2 * LONGEST as u64);
+        assert_eq!(share.takes(length, start), None);
+        // Later, a little, after the number of what was left out.
+        let later = start + Duration::from_secs(1);
+        assert_eq!(share.takes(length, later), Some(2));
+        assert_eq!(share.takes(length, later), Some(0));
+        let (mut more, later) = (0, start + Duration::from_secs(10_000));
+        while share.takes(length, later).is_some() {
+            more += length as u64 + LINE;
+        }
+        assert!(more <= BURST, "{more}");
     }
 }

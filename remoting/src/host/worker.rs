@@ -204,11 +204,12 @@ pub(super) fn start(
         }
     };
     describe(&mut command, listener, options, new.standby, cache);
+    let (their_errors, errors) = Log::pipe()?;
     command
         .process_group(0)
         .stdin(Stdio::null())
         .stdout(OwnedFd::from(theirs))
-        .stderr(new.log.add()?);
+        .stderr(their_errors);
     let pool = std::process::id();
     // SAFETY: only async-signal-safe calls between fork and exec.
     unsafe {
@@ -233,6 +234,7 @@ pub(super) fn start(
         });
     }
     let mut child = command.spawn()?;
+    new.log.add(errors, child.id());
     // With it goes this process's copy of the worker's end of the channel.
     drop(command);
     let attended = match control {
