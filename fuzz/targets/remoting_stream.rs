@@ -94,7 +94,7 @@ fuzz_target!(|bytes: &[u8]| {
         quota: Quota::new(1 << 30),
     };
     let nudge = Nudge(Box::new(|| {}));
-    let backend = OpenClBackend::new(Arc::clone(&API), "");
+    let backend = OpenClBackend::new(Arc::clone(&API), &Default::default());
     let (mut server, mut calls) = Server::new(backend, Arc::clone(&window), tuning, nudge);
     let (here, there) = UnixStream::pair().expect("there are sockets");
     let channel = Channel::plain(Socket::new(there.into()));

@@ -56,7 +56,7 @@ fuzz_target!(|bytes: &[u8]| {
         quota: Quota::new(1 << 30),
     };
     let nudge = Nudge(Box::new(|| {}));
-    let backend = OpenClBackend::new(Arc::clone(&API), "");
+    let backend = OpenClBackend::new(Arc::clone(&API), &Default::default());
     let (mut server, mut calls) = Server::new(backend, Arc::clone(&window), tuning, nudge);
     let mut producer = Producer::new(window.calls(), bell);
     let mut answers = Receiver::new(Consumer::new(window.answers(), bell));

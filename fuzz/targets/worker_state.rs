@@ -39,7 +39,7 @@ fn server() -> Server {
         waker: Waker::Futex(bell),
         quota: Quota::new(1 << 24),
     };
-    let backend = OpenClBackend::new(Arc::clone(&API), "");
+    let backend = OpenClBackend::new(Arc::clone(&API), &Default::default());
     Server::new(backend, window, tuning, Nudge(Box::new(|| {}))).0
 }
 

@@ -163,7 +163,7 @@ impl Client {
         };
         let (calls, answers) = ends([window.calls(), window.answers()]);
         let nudge = Nudge(Box::new(|| {}));
-        let backend = OpenClBackend::new(Arc::new(Api::null()), "");
+        let backend = OpenClBackend::new(Arc::new(Api::null()), &Default::default());
         let (server, taken) = Server::new(backend, window, tuning, nudge);
         Self {
             calls,

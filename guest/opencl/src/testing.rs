@@ -182,7 +182,7 @@ pub fn worker() -> Box<dyn Delegate> {
         .with_samplers(create_sampler);
     Box::new(Here {
         passive: Mutex::new(Passive::new(Offer {
-            backend: OpenClBackend::new(Arc::new(api), ""),
+            backend: OpenClBackend::new(Arc::new(api), &Default::default()),
             quota: Quota::new(1 << 30),
             own: false,
         })),

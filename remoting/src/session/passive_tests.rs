@@ -105,7 +105,7 @@ impl Delegate for Here {
 
 fn offer() -> Offer<OpenClBackend> {
     Offer {
-        backend: OpenClBackend::new(Arc::new(Api::null()), &base::gpus::Choice::default()),
+        backend: OpenClBackend::new(Arc::new(Api::null()), &Default::default()),
         quota: Quota::new(1 << 20),
         own: false,
     }
@@ -423,7 +423,7 @@ fn compute_without_a_kernel() {
         slow: |first, second| handlers::own(first, second),
     };
     let passive = Passive::new(Offer {
-        backend: OpenClBackend::new(Arc::new(adder::open()), &base::gpus::Choice::default()),
+        backend: OpenClBackend::new(Arc::new(adder::open()), &Default::default()),
         ..offer()
     });
     handlers::install(passive, surroundings, 4 << 20).unwrap();

@@ -52,7 +52,7 @@ pub fn prepare() -> Result<()> {
         slow: |_, _| guest::slow(SLOW, 0),
     };
     let passive = Passive::new(Offer {
-        backend: OpenClBackend::new(Arc::new(adder::open()), ""),
+        backend: OpenClBackend::new(Arc::new(adder::open()), &Default::default()),
         quota: Quota::new(1 << 20),
         own: false,
     });

@@ -143,7 +143,7 @@ pub(crate) fn server_of(
     };
     let nudge = Nudge(Box::new(|| {}));
     let (server, calls) = Session::new(
-        OpenClBackend::new(Arc::new(api), &base::gpus::Choice::default()),
+        OpenClBackend::new(Arc::new(api), &Default::default()),
         Arc::clone(&window),
         tuning,
         nudge,
