@@ -1,5 +1,5 @@
-//! `gantry-nvidia`: makes calls on NVIDIA's device files for programs that run under `libgantry_nvidia.so`, on this
-//! machine or in the guests of its virtual machines.
+//! `gantry-nvidia`: makes calls on NVIDIA's device files for programs that run under `libgantry_nvidia_preload.so`, on
+//! this machine or in the guests of its virtual machines.
 
 use std::{error::Error, path::PathBuf, process::ExitCode};
 
