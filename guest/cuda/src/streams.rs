@@ -246,8 +246,13 @@ pub fn copy_in(
         Err(codes::OUT_OF_MEMORY) => wait(link, (context, stream)),
         asked => asked,
     };
-    let copy = link.take_copy(number).filter(|_| at_once.is_ok());
-    copy.into_iter().for_each(|copy| copy(0));
+    // If the copy has been done meanwhile, the word may be another copy's already.
+    let Some(copy) = link.take_copy(number) else {
+        return at_once;
+    };
+    if at_once.is_ok() {
+        copy(0);
+    }
     word.store(SEEN, Ordering::Release);
     at_once
 }

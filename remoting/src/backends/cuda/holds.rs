@@ -37,8 +37,9 @@ struct Hold {
 /// The holds of a stream, in order. The first one's fence is watched.
 #[derive(Debug)]
 struct Queue {
-    /// The driver's stream. It is not destroyed while there are holds: the driver might wait.
-    stream: usize,
+    /// The driver's context and stream: the default stream has the same number in each context. The stream is not
+    /// destroyed while there are holds: the driver might wait.
+    stream: (usize, usize),
     holds: VecDeque<Hold>,
 }
 
@@ -62,7 +63,7 @@ impl Holds {
     }
 
     /// Adds the newest hold of a stream. Returns whether its fence has to be watched.
-    fn add(&mut self, stream: usize, hold: Hold) -> bool {
+    fn add(&mut self, stream: (usize, usize), hold: Hold) -> bool {
         self.count += 1;
         let own = self.queues.iter_mut().find(|queue| queue.stream == stream);
         if let Some(queue) = own {
@@ -135,8 +136,9 @@ impl Server {
         if held != 0 {
             api.release(fence);
         }
-        if held == codes::NOT_SUPPORTED {
-            backend.holds.unsupported = true;
+        if held == codes::NOT_SUPPORTED || held == codes::INVALID_VALUE {
+            // The driver knows nothing of the word: its part of the window was a destroyed context's.
+            backend.holds.unsupported |= held == codes::NOT_SUPPORTED;
             return Ok(false);
         }
         outcome(held)?;
@@ -147,7 +149,11 @@ impl Server {
             fence,
             number: call.number,
         };
-        if self.backend.holds.add(submitted.raw, hold) {
+        if self
+            .backend
+            .holds
+            .add((submitted.context, submitted.raw), hold)
+        {
             self.watch(fence, None);
         }
         Ok(true)
