@@ -226,6 +226,7 @@ impl Control {
         wish: Option<GuestWish>,
         stopped: bool,
     ) {
+        let pauses = matches!(request, Some((Request::VmPause, _)));
         self.storage.wait = Some(Wait {
             request,
             wish,
@@ -233,9 +234,12 @@ impl Control {
             since: Instant::now(),
             for_what: String::new(),
         });
-        if stopped {
+        if stopped && pauses {
             // What the guest has asked for until now comes first: a VM that is paused is not reset any more.
             self.machine_events();
+            if self.exit.is_some() {
+                return self.abandon_storage_waits();
+            }
         }
         self.look_at_storage();
     }
