@@ -890,7 +890,7 @@ impl Mediator {
         }
         vm.stop(&mut self.gpu)?;
         let held = self.scheduler.held(now);
-        self.scheduler.charge(held, 0, now);
+        self.scheduler.charge(held.min(MOST_COUNTED), 0, now);
         self.scheduler.done(now);
         self.turn = None;
         if active {
@@ -902,7 +902,7 @@ impl Mediator {
     /// Whether the holder of the GPU would also get the next turn.
     fn goes_on(&mut self, now: Moment) -> bool {
         let held = self.scheduler.held(now);
-        self.scheduler.charge(held, 0, now);
+        self.scheduler.charge(held.min(MOST_COUNTED), 0, now);
         self.scheduler.goes_on(now)
     }
 
