@@ -44,7 +44,7 @@ pub enum Error {
     #[error("{} is a link: nothing outside of the environment is changed", .0.display())]
     Elsewhere(PathBuf),
     /// Another user could exchange folders and files for links while they are changed.
-    #[error("{} is writable for everybody: `chmod o-w {}` changes that", .0.display(), .0.display())]
+    #[error("other users may write to {}: `chmod go-w {}` changes that", .0.display(), .0.display())]
     Open(PathBuf),
     /// The same, since a folder belongs to another user.
     #[error(
@@ -141,19 +141,26 @@ enum Owner {
 
 /// Refuses a folder in which another user could exchange what is changed.
 fn check(folder: &Path, expected: Owner) -> Result<(), Error> {
+    const GROUP_WRITES: u32 = 0o020;
     const OTHERS_WRITE: u32 = 0o002;
     const STICKY: u32 = 0o1000;
     let found = fs::symlink_metadata(folder).map_err(failed("look at", folder))?;
-    let owner = found.uid();
-    // SAFETY: a plain call.
-    let is_own = owner == unsafe { libc::geteuid() };
+    let (owner, mode) = (found.uid(), found.mode());
+    // SAFETY: plain calls.
+    let (user, group) = unsafe { (libc::geteuid(), libc::getegid()) };
+    let is_own = owner == user;
     if !is_own && (expected == Owner::Own || owner != 0) {
         let folder = folder.to_owned();
         return Err(Error::Foreign { folder, owner });
     }
-    match found.mode() & (OTHERS_WRITE | STICKY) {
-        OTHERS_WRITE => Err(Error::Open(folder.to_owned())),
-        _ => Ok(()),
+    // Users have a group of their own each; root's is not for root alone.
+    let is_own_group = user != 0 && found.gid() == group;
+    let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !is_own_group;
+    // Above the environment nobody can exchange what is not theirs. In it, others could add files.
+    let is_sticky = expected == Owner::OwnOrRoot && mode & STICKY != 0;
+    match is_open && !is_sticky {
+        true => Err(Error::Open(folder.to_owned())),
+        false => Ok(()),
     }
 }
 
@@ -477,10 +484,20 @@ mod tests {
         let within = rig.packages().join("nvidia/cu13");
         for folder in [rig.0.path().to_owned(), rig.environment(), within] {
             let mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode));
-            mode(0o777).unwrap();
-            let outcome = adopt(&rig.environment(), &rig.libraries(), &mut Vec::new());
-            assert!(matches!(outcome, Err(Error::Open(open)) if open == folder));
-            mode(0o755).unwrap();
+            // SAFETY: a plain call.
+            let is_root = unsafe { libc::geteuid() } == 0;
+            // A sticky folder above it is nobody else's; the group of another user is its own.
+            for (bits, is_refused) in [
+                (0o777, true),
+                (0o1777, folder != rig.0.path()),
+                (0o775, is_root),
+            ] {
+                mode(bits).unwrap();
+                let outcome = adopt(&rig.environment(), &rig.libraries(), &mut Vec::new());
+                let is_open = matches!(outcome, Err(Error::Open(open)) if open == folder);
+                assert_eq!(is_open, is_refused, "{bits:o} {}", folder.display());
+                mode(0o755).unwrap();
+            }
         }
         rig.adopt();
     }
