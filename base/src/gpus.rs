@@ -7,7 +7,8 @@
 //! - a PCI address: `0000:65:00.0`, or `65:00.0` of domain 0;
 //! - a part of a model's name: `H200`.
 //!
-//! The first three name one GPU, the last one every GPU of such a name. An empty selection is all GPUs.
+//! The first two name one GPU, the third one all parts of a GPU, and the last one every GPU of such a name. An empty
+//! selection is all GPUs.
 
 use std::{
     fmt::{self, Write as _},
@@ -154,6 +155,9 @@ impl FromStr for Name {
         if text.is_empty() {
             return Err(WrongName::Empty);
         }
+        if text.contains(',') {
+            return Err(WrongName::Comma);
+        }
         if text.bytes().all(|byte| byte.is_ascii_digit()) {
             return text.parse().map(Self::Index).map_err(|_| WrongName::Index);
         }
@@ -192,6 +196,9 @@ pub enum WrongName {
         "a name is missing: use an index, a UUID, a PCI address or a part of a model's name, joined by +"
     )]
     Empty,
+    /// Names are joined otherwise.
+    #[error("a name has no comma: join names by +")]
+    Comma,
     /// The index is larger than any.
     #[error("the index is too large")]
     Index,
@@ -248,7 +255,8 @@ impl Selection {
                     all: listed(&by_address(gpus)),
                 });
             }
-            if matches!(name, Name::Uuid(_)) && found.len() > 1 {
+            let is_one = || found.iter().all(|at| gpus[*at].uuid == gpus[found[0]].uuid);
+            if matches!(name, Name::Uuid(_)) && !is_one() {
                 return Err(Unmatched::Several {
                     name: name.clone(),
                     those: listed(&found),
@@ -460,6 +468,7 @@ mod tests {
         for (text, wrong) in [
             ("0+", WrongName::Empty),
             ("+", WrongName::Empty),
+            ("0,1", WrongName::Comma),
             ("99999999999999999999999", WrongName::Index),
             ("GPU-0a0b0c0", WrongName::Uuid),
             ("MIG-0a0b0c0x", WrongName::Uuid),

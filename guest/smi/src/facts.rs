@@ -1,7 +1,7 @@
 //! What is known about devices.
 
 use base::{
-    gpus::{Address, Gpu, Selection},
+    gpus::{Address, Gpu, List, Name, Selection, Unmatched},
     note::printable,
 };
 use gantry_nvml::{address, driver::Driver, nvmlReturn_t};
@@ -27,13 +27,12 @@ pub struct Facts {
 
 impl Facts {
     /// The facts of all wanted devices, in the driver's order. Free memory is queried only with `memory`.
-    pub fn all(driver: &Driver, wanted: &Selection, memory: bool) -> Result<Vec<Self>, Error> {
+    pub fn all(driver: &Driver, wanted: &[Name], memory: bool) -> Result<Vec<Self>, Error> {
         let count = driver.count().map_err(Error::Driver)?;
         let all = (0..count).map(|index| Self::of(driver, index, count));
         let all = all.collect::<Result<Vec<_>, _>>().map_err(Error::Driver)?;
-        let gpus: Vec<_> = all.iter().map(Self::gpu).collect();
-        let chosen = wanted.of(&gpus).map_err(Error::NoDevice)?;
-        let is_wanted = |facts: &Self| chosen.contains(&facts.index);
+        let chosen = Self::chosen(&all, wanted).map_err(Error::NoDevice)?;
+        let is_wanted = |facts: &Self| wanted.is_empty() || chosen.contains(&facts.index);
         let mut all: Vec<_> = all.into_iter().filter(is_wanted).collect();
         for facts in all.iter_mut().filter(|_| memory) {
             // There may be no memory for the context that this needs.
@@ -42,6 +41,23 @@ impl Facts {
             facts.free = asked.ok().map(|(free, _)| free);
         }
         Ok(all)
+    }
+
+    /// The indices of wanted devices. An index is the one that is printed: the driver's, as for nvidia-smi.
+    fn chosen(all: &[Self], wanted: &[Name]) -> Result<Vec<usize>, Unmatched> {
+        let gpus: Vec<_> = all.iter().map(Self::gpu).collect();
+        let mut chosen = Vec::new();
+        for name in wanted {
+            match name {
+                Name::Index(index) if *index < all.len() => chosen.push(*index),
+                Name::Index(_) => {
+                    let (name, all) = (name.clone(), List(gpus));
+                    return Err(Unmatched::None { name, all });
+                }
+                _ => chosen.extend(Selection::from_iter([name.clone()]).of(&gpus)?),
+            }
+        }
+        Ok(chosen)
     }
 
     fn of(driver: &Driver, index: usize, count: usize) -> Result<Self, nvmlReturn_t> {
@@ -100,11 +116,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_device_has_what_it_is_selected_by() {
-        let gpus = [Facts::example(0).gpu(), Facts::example(1).gpu()];
-        for text in ["1", "GPU-01020304-0506-0708-090A-0B0C0D0E0F01", "0c:00.0"] {
-            let selection: Selection = text.parse().unwrap();
-            assert_eq!(selection.of(&gpus), Ok(vec![1]), "{text}");
+    fn devices_are_selected_by_the_index_that_is_printed() {
+        let mut all = [Facts::example(0), Facts::example(1)];
+        // The driver's order is not that of addresses.
+        (all[0].address, all[1].address) = (all[1].address, all[0].address);
+        for (text, index) in [
+            ("0", 0),
+            ("1", 1),
+            ("GPU-01020304-0506-0708-090A-0B0C0D0E0F01", 1),
+            ("0c:00.0", 0),
+        ] {
+            let wanted: Name = text.parse().unwrap();
+            assert_eq!(Facts::chosen(&all, &[wanted]), Ok(vec![index]), "{text}");
         }
+        let refused = Facts::chosen(&all, &[Name::Index(2)]).unwrap_err();
+        assert!(refused.to_string().starts_with("no GPU is called '2'"));
     }
 }

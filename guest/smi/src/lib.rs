@@ -12,10 +12,7 @@ mod table;
 
 use std::{fmt::Write as _, io, path::PathBuf};
 
-use base::{
-    gpus::{Name, Selection},
-    paths::CUDA_LIBRARIES,
-};
+use base::{gpus::Name, paths::CUDA_LIBRARIES};
 use clap::Parser;
 use gantry_nvml::driver::Driver;
 use libloading::Library;
@@ -63,8 +60,8 @@ pub struct Arguments {
     /// How to print fields: csv, optionally followed by noheader, nounits or both.
     #[arg(long, value_name = "csv[,noheader][,nounits]", requires = "query_gpu")]
     format: Option<Format>,
-    /// Show only these devices: an index in the order of PCI addresses, a UUID or its beginning, a PCI address, or a
-    /// part of a model's name.
+    /// Show only these devices: an index as it is printed, a UUID or its beginning, a PCI address, or a part of a
+    /// model's name.
     #[arg(short, long, value_name = "ID,...", value_delimiter = ',')]
     id: Vec<Name>,
     /// The folder of libcuda.so.1 (default: where the loader finds it, or
@@ -82,12 +79,11 @@ impl Arguments {
         let _open = self.open()?;
         Driver::start().map_err(|_| Error::not_started())?;
         let driver = Driver::get().map_err(Error::Driver)?;
-        let wanted: Selection = self.id.iter().cloned().collect();
         let memory = match &self.query_gpu[..] {
             [] => !self.list_gpus,
             fields => fields.iter().any(|field| field.needs_context()),
         };
-        let devices = Facts::all(driver, &wanted, memory)?;
+        let devices = Facts::all(driver, &self.id, memory)?;
         let text = if let Some(format) = self.format {
             fields::csv(&self.query_gpu, format, &devices)
         } else if self.list_gpus {

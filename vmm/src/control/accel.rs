@@ -14,7 +14,7 @@ use std::{
 
 use base::{Cancel, gpus::Selection};
 use devices::accel::{
-    Pool,
+    LONGEST_NAME, Pool,
     moving::{Address, Answer, Move, Moved, OutcomeKind, Seat, Seated, Unknown},
 };
 
@@ -47,15 +47,18 @@ impl Moving {
     }
 }
 
-/// Refuses a selection of devices that is wrong for every host.
+/// Refuses a selection of devices that is wrong for every host, or longer than workers are told.
 pub(super) fn check_selection(devices: Option<&str>) -> Result<(), ApiError> {
-    match devices.map(str::parse::<Selection>) {
-        Some(Err(error)) => {
-            let message = format!("device: {error}");
-            Err(ApiError::message(Status::BadRequest, message))
-        }
-        Some(Ok(_)) | None => Ok(()),
-    }
+    let Some(devices) = devices else {
+        return Ok(());
+    };
+    let why = match devices.parse::<Selection>() {
+        Err(error) => error.to_string(),
+        Ok(_) if devices.len() > LONGEST_NAME => format!("use at most {LONGEST_NAME} bytes"),
+        Ok(_) => return Ok(()),
+    };
+    let message = format!("device: {why}");
+    Err(ApiError::message(Status::BadRequest, message))
 }
 
 impl Control {

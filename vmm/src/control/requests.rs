@@ -587,8 +587,8 @@ fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(),
         };
         check_selection(update.device.as_deref())?;
         ring.socket.clone_from(&update.socket);
-        if update.device.is_some() {
-            ring.device.clone_from(&update.device);
+        if let Some(device) = &update.device {
+            ring.device = Some(device.clone()).filter(|device| !device.is_empty());
         }
     }
     Ok(())
