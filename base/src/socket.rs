@@ -10,7 +10,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
-            fs::FileTypeExt,
+            fs::{DirBuilderExt, FileTypeExt},
             net::{UnixDatagram, UnixListener, UnixStream},
         },
     },
@@ -28,6 +28,13 @@ fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
     // SAFETY: an all-zero address is valid.
     let mut address: libc::sockaddr_un = unsafe { mem::zeroed() };
     address.sun_family = libc::AF_UNIX as libc::sa_family_t;
+    // The kernel would take another path, or make one that belongs to no file.
+    if bytes.is_empty() || bytes.contains(&0) {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "the path of a socket is empty or has a zero byte",
+        ));
+    }
     // The path must be followed by a zero byte.
     if bytes.len() >= address.sun_path.len() {
         return Err(io::Error::new(
@@ -150,7 +157,9 @@ fn bind(path: &Path, kind: libc::c_int) -> io::Result<UnixListener> {
 /// Prepares a path for a listener.
 fn make_room(path: &Path) -> io::Result<()> {
     if let Some(folder) = path.parent() {
-        fs::create_dir_all(folder)?;
+        // Whoever could write to it could take the socket's place.
+        let mut create = fs::DirBuilder::new();
+        create.recursive(true).mode(0o755).create(folder)?;
     }
     let is_socket = fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     if is_socket
