@@ -246,6 +246,7 @@ fn write(contents: &Contents, bytes: u64, image: &Path) -> Result<(), Error> {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
+    fs::create_dir_all(folder).map_err(failed("make", folder))?;
     let staging = tempfile::Builder::new()
         .prefix(".gantry-driver-")
         .tempdir_in(folder)

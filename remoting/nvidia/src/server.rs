@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::{fd::OwnedFd, unix::fs::FileTypeExt},
+    os::fd::OwnedFd,
     path::Path,
     sync::{
         Arc, Mutex, Weak,
@@ -12,15 +12,17 @@ use std::{
     time::Duration,
 };
 
-use base::{Unpoisoned, limits::Limit, note, socket::has_unread};
+use base::{
+    Unpoisoned,
+    limits::Limit,
+    note,
+    socket::{self, has_unread},
+};
 use gantry_remoting::account as port;
 use nvidia_abi::Branch;
 use rustix::{
     io::Errno,
-    net::{
-        AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType, accept_with, bind,
-        listen, shutdown, socket_with,
-    },
+    net::{Shutdown, SocketFlags, accept_with, shutdown},
 };
 
 use crate::{
@@ -253,30 +255,13 @@ impl Worker {
 pub struct Listener(OwnedFd);
 
 impl Listener {
-    /// Listens at a path. A socket that nobody listens on any longer is replaced.
+    /// Listens at a path for programs of this user; makes its folder if there is none. A socket that nobody listens on any
+    /// longer is replaced.
     ///
     /// # Errors
     /// Another one listens there, or the path cannot be used.
     pub fn bind(path: &Path) -> io::Result<Self> {
-        let address = SocketAddrUnix::new(path)?;
-        let socket = || {
-            socket_with(
-                AddressFamily::UNIX,
-                SocketType::SEQPACKET,
-                SocketFlags::CLOEXEC,
-                None,
-            )
-        };
-        // Of a file that is no socket, the kernel says the same. It stays, and is in use.
-        if rustix::net::connect(socket()?, &address) == Err(Errno::CONNREFUSED)
-            && std::fs::symlink_metadata(path)?.file_type().is_socket()
-        {
-            std::fs::remove_file(path)?;
-        }
-        let listener = socket()?;
-        bind(&listener, &address)?;
-        listen(&listener, 64)?;
-        Ok(Self(listener))
+        Ok(Self(socket::listen_for_packets(path)?.into()))
     }
 }
 
@@ -305,6 +290,8 @@ mod tests {
         let folder = tempfile::tempdir().expect("there is room");
         let path = folder.path().join("nvidia.sock");
         std::fs::write(&path, "text").expect("there is room");
+        let below = folder.path().join("run/nvidia.sock");
+        Listener::bind(&below).expect("its folder is made");
         assert!(Listener::bind(&path).is_err());
         assert_eq!(std::fs::read(&path).expect("it is there"), b"text");
         std::fs::remove_file(&path).expect("it is there");
