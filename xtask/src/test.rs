@@ -45,7 +45,10 @@ fn needed() -> Vec<(&'static str, &'static str)> {
 
 /// Minutes after which a whole run (`--all`) begins no nested scenario. `.ci/run` took 54 minutes on one host with two CPUs, and over 105
 /// on another.
-const MINUTES: u64 = 80;
+const MINUTES: u64 = 76;
+
+/// How long after that failed tests are still repeated: each takes a few minutes at most.
+const AGAIN: Duration = Duration::from_mins(3);
 
 /// Options of `cargo xtask test`.
 #[derive(clap::Args)]
@@ -67,8 +70,8 @@ pub struct Options {
     #[arg(long, value_name = "COMMIT", conflicts_with_all = ["words", "no_rig"])]
     #[arg(num_args = 0..=1, default_missing_value = "HEAD")]
     changed: Option<String>,
-    /// After so many minutes (80 with --all), nested scenarios are skipped that have not begun, and failed
-    /// tests are not repeated.
+    /// After so many minutes (76 with --all), nested scenarios are skipped that have not begun, and three
+    /// minutes later failed tests are not repeated any more.
     #[arg(long)]
     minutes: Option<u64>,
 }
@@ -146,7 +149,7 @@ pub fn run(options: &Options) -> Result<()> {
     let mut count = count.into_inner().unwrap_or_else(PoisonError::into_inner);
     if is_whole {
         again::run(&mut count, |name, second| {
-            if end.is_some_and(|end| Instant::now() >= end) {
+            if end.is_some_and(|end| Instant::now() >= end + AGAIN) {
                 return Ok(());
             }
             let selected = Selected {
