@@ -213,7 +213,7 @@ pub enum WrongName {
 /// A selection of GPUs.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Selection {
-    /// All GPUs if there is none.
+    /// Empty: all GPUs.
     names: Vec<Name>,
 }
 
@@ -343,7 +343,7 @@ impl Choice {
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Unmatched {
     /// A name denotes none.
-    #[error("no GPU is called '{name}': there are {all}")]
+    #[error("no GPU matches '{name}': this host has {all}")]
     None {
         /// The name.
         name: Name,
@@ -439,14 +439,14 @@ mod tests {
         let said = |text: &str| selected(text).unwrap_err().to_string();
         assert_eq!(
             said("0+A100"),
-            "no GPU is called 'A100': there are NVIDIA H200 (GPU-0a0b0c0d-1111-2222-3333-555555555555, \
+            "no GPU matches 'A100': this host has NVIDIA H200 (GPU-0a0b0c0d-1111-2222-3333-555555555555, \
              0000:65:00.0), NVIDIA H200 (GPU-0a0b0c0d-1111-2222-3333-444444444444, 0000:c1:00.0), \
              pthread-AMD"
         );
-        assert!(said("3").starts_with("no GPU is called '3'"));
+        assert!(said("3").starts_with("no GPU matches '3'"));
         assert!(said("GPU-0a0b0c0d").starts_with("several UUIDs begin with 'GPU-0a0b0c0d'"));
         let none = "0".parse::<Selection>().unwrap().of(&[]).unwrap_err();
-        assert_eq!(none.to_string(), "no GPU is called '0': there are none");
+        assert_eq!(none.to_string(), "no GPU matches '0': this host has none");
     }
 
     #[test]

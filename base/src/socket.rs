@@ -203,8 +203,10 @@ pub fn pair_for_packets() -> io::Result<[OwnedFd; 2]> {
     }
 }
 
-/// The kernel's number of a socket, its cookie, which no other socket ever has. An error: it is no
-/// socket.
+/// The kernel's number of a socket (`SO_COOKIE`), which is never given to another socket.
+///
+/// # Errors
+/// The descriptor is not a socket.
 pub fn cookie(socket: impl AsFd) -> io::Result<u64> {
     let mut cookie = 0u64;
     let mut size = size_of_val(&cookie) as libc::socklen_t;

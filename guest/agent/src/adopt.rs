@@ -486,7 +486,7 @@ mod tests {
             let mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode));
             // SAFETY: a plain call.
             let is_root = unsafe { libc::geteuid() } == 0;
-            // A sticky folder above it is nobody else's; the group of another user is its own.
+            // Others cannot exchange entries of a sticky folder; a user's own group may write.
             for (bits, is_refused) in [
                 (0o777, true),
                 (0o1777, folder != rig.0.path()),

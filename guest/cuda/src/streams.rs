@@ -172,6 +172,23 @@ impl Told {
     }
 }
 
+/// Has the worker enqueue a registered callback and the word that tells it of the return.
+fn enqueue(
+    link: &Link,
+    (context, stream): (u32, u32),
+    (number, done): (u64, u64),
+    turn: FunctionTurn,
+) -> Outcome {
+    link.ask(&HostFunction {
+        context,
+        stream,
+        number,
+        done,
+        lasting: false,
+        turn,
+    })
+}
+
 /// Calls a function with the status of the work before it, in stream order: also if the worker ends, with
 /// `DEVICE_UNAVAILABLE`.
 ///
@@ -179,7 +196,7 @@ impl Told {
 /// The driver's.
 pub fn host_function_in(
     link: &Link,
-    (context, stream): (u32, u32),
+    place: (u32, u32),
     told: Told,
     call: impl FnOnce(i32) + Send + 'static,
 ) -> Outcome {
@@ -188,14 +205,7 @@ pub fn host_function_in(
         call(status);
         word.store(RETURNED, Ordering::Release);
     }));
-    let asked = link.ask(&HostFunction {
-        context,
-        stream,
-        number,
-        done,
-        lasting: false,
-        turn: told.turn(),
-    });
+    let asked = enqueue(link, place, (number, done), told.turn());
     if asked.is_err() {
         link.cancel_callback(number);
         word.store(SEEN, Ordering::Release);
@@ -219,13 +229,9 @@ pub fn wait(link: &Link, (context, stream): (u32, u32)) -> Outcome {
 ///
 /// # Errors
 /// The driver's. Nothing is copied then.
-pub fn copy_in(
-    link: &Link,
-    (context, stream): (u32, u32),
-    copy: impl FnOnce(i32) + Send + 'static,
-) -> Outcome {
+pub fn copy_in(link: &Link, place: (u32, u32), copy: impl FnOnce(i32) + Send + 'static) -> Outcome {
     let Ok((done, word)) = word(link) else {
-        wait(link, (context, stream))?;
+        wait(link, place)?;
         copy(0);
         return Ok(());
     };
@@ -233,17 +239,10 @@ pub fn copy_in(
         copy(status);
         word.store(RETURNED, Ordering::Release);
     }));
-    let asked = link.ask(&HostFunction {
-        context,
-        stream,
-        number,
-        done,
-        lasting: false,
-        turn: FunctionTurn::Copy(),
-    });
+    let asked = enqueue(link, place, (number, done), FunctionTurn::Copy());
     let at_once = match asked {
         Ok(()) if word.load(Ordering::Acquire) != IDLE => return Ok(()),
-        Err(codes::OUT_OF_MEMORY) => wait(link, (context, stream)),
+        Err(codes::OUT_OF_MEMORY) => wait(link, place),
         asked => asked,
     };
     // If the copy has been done meanwhile, the word may be another copy's already.

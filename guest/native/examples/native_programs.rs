@@ -25,7 +25,7 @@ const ROUND: usize = 1 << 18;
 const IDENTIFICATION: u32 = 0x0100_00ed;
 /// The register that is the inverse of what was written last.
 const LIVENESS: usize = 4;
-/// What memory holds that is no device's.
+/// Contents of ordinary memory, as opposed to a device's.
 const WRITTEN: u32 = 0x1234_5678;
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -112,7 +112,7 @@ fn endless() {
     let doorbells = Doorbells::map(&opened);
     let memory = memory();
     for round in 0.. {
-        // A worker that is gone takes the pages along before the program is told: what is blank is no error yet.
+        // When a worker ends, its pages are blank before the program sees an error.
         let are_there = doorbells.are_the_devices();
         if let Err(error) = pin(&opened, memory, round) {
             let left = if doorbells.are_blank() {

@@ -85,7 +85,7 @@ impl Program {
                     put(&mut bytes, 24, memory.offset().to_le_bytes());
                     wanted = Some(memory);
                 }
-                // Without a worker, this is no matter of the memory.
+                // Without a worker, the memory is not the cause.
                 Err(error) if is_lost(&error) => return Err(error),
                 Err(error) => {
                     eprintln!("gantry-nvidia: memory cannot be shared with the device: {error}");

@@ -130,6 +130,6 @@ mod tests {
             assert_eq!(Facts::chosen(&all, &[wanted]), Ok(vec![index]), "{text}");
         }
         let refused = Facts::chosen(&all, &[Name::Index(2)]).unwrap_err();
-        assert!(refused.to_string().starts_with("no GPU is called '2'"));
+        assert!(refused.to_string().starts_with("no GPU matches '2'"));
     }
 }

@@ -382,8 +382,8 @@ impl Guest {
             let mut session = Session::new(&worker, machine.slice.clone(), user);
             let mut packet = Vec::with_capacity(HEADER + MOST);
             while let Ok(request) = taken.recv() {
-                // A packet that is no request ends the program's connection. The program may still have its memory
-                // mapped, which is nobody else's until the agent ends the session.
+                // An invalid packet ends the program's connection. The program may still have its memory mapped,
+                // which stays reserved until the agent ends the session.
                 if session.respond(&request, &[], &mut packet).is_err() {
                     machine.send(to_agent::ENDED, number, &[]);
                     taken.iter().for_each(drop);

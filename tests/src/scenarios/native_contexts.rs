@@ -20,7 +20,7 @@ use crate::{
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "native contexts: whoever is killed of program, worker, agent, pool and VMM fails its own alone",
+    "native contexts: a killed process fails only its own users",
     served,
 )];
 

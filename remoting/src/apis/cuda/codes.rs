@@ -16,7 +16,7 @@ pub const INVALID_DEVICE: i32 = 101;
 pub const INVALID_IMAGE: i32 = 200;
 /// No part of an image is for this device.
 pub const NO_BINARY_FOR_GPU: i32 = 209;
-/// An image is text that is no PTX.
+/// The image is text, but not valid PTX.
 pub const INVALID_PTX: i32 = 218;
 /// No context is current, or a handle is no context's.
 pub const INVALID_CONTEXT: i32 = 201;

@@ -102,6 +102,17 @@ impl Copier {
         word
     }
 
+    /// Posts a copy from a stage to a range that the driver knows so many pages of.
+    fn write(&mut self, pages: u64) {
+        let call = Write {
+            context: self.context,
+            stream: self.stream,
+            to: self.registered(pages),
+            from: self.stage(),
+        };
+        self.post(call, Request::Write);
+    }
+
     /// The stages that are released.
     fn released(&mut self) -> Vec<(StageId, bool)> {
         Backend::resume(&mut self.server).unwrap();
@@ -184,16 +195,8 @@ fn a_stage_of_rows_is_used_while_some_are_in_progress() {
 #[test]
 fn a_stage_of_which_nothing_is_accepted_is_free_at_once() {
     let mut copier = Copier::new(testing::driver());
-    let (context, stream) = (copier.context, copier.stream);
     let word = copier.hold();
-    let (to, from) = (copier.registered(0), copier.stage());
-    let call = Write {
-        context,
-        stream,
-        to,
-        from,
-    };
-    copier.post(call, Request::Write);
+    copier.write(0);
     assert_eq!(copier.released(), [(StageId(1), false)]);
     word.store(1, Ordering::SeqCst);
 }
@@ -203,16 +206,9 @@ fn a_stage_behind_which_no_event_is_recorded_is_used_until_its_stream_is_idle() 
     let mut driver = testing::driver();
     driver.functions.cuEventCreate = None;
     let mut copier = Copier::new(driver);
-    let (context, stream) = (copier.context, copier.stream);
+    let context = copier.context;
     let word = copier.hold();
-    let (to, from) = (copier.registered(2), copier.stage());
-    let call = Write {
-        context,
-        stream,
-        to,
-        from,
-    };
-    copier.post(call, Request::Write);
+    copier.write(2);
     assert!(copier.is_held_by_the_stream(word));
     let deferred = copier.server.take_deferred(context);
     assert_eq!(deferred, Some(codes::NOT_SUPPORTED));
@@ -225,14 +221,7 @@ fn a_stage_is_used_though_another_stream_gets_its_streams_number() {
     let mut copier = Copier::new(driver);
     let (context, stream) = (copier.context, copier.stream);
     let word = copier.hold();
-    let (to, from) = (copier.registered(2), copier.stage());
-    let call = Write {
-        context,
-        stream,
-        to,
-        from,
-    };
-    copier.post(call, Request::Write);
+    copier.write(2);
     let (function, bytes) = testing::arguments("cuStreamDestroy_v2", &[stream.into()]);
     copier.server.forward(context, function, &bytes.0).unwrap();
     loop {

@@ -274,7 +274,7 @@ fn a_guest_cannot_make_its_raw_disk_end_like_a_vhd() {
         for sectors in [1, 2, 1000] {
             assert_eq!(footer(&mut rig, sectors, 1024), 1, "{sectors}");
         }
-        // It is no footer elsewhere, and anything else may be at the end.
+        // Elsewhere it is not a footer, and the end may have any other contents.
         assert_eq!(footer(&mut rig, 2, 1023), 0);
         rig.fill(DATA, &[7; 1024]);
         assert_eq!(rig.request(OUT, 1022, (DATA, 1024, 0)).0, 0);
