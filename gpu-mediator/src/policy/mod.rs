@@ -9,11 +9,14 @@
 //!
 //! A policy gives a device to one client at a time. It learns how much the client used when the
 //! turn is over. On a device that cannot be interrupted, that may be any multiple of the turn.
+//!
+//! [`ledger`] is for devices that serve several clients at a time, in time slices. So far only the simulator has one.
 
 mod band;
 mod credit;
 mod fair;
 mod fifo;
+pub mod ledger;
 #[cfg(test)]
 mod tests;
 

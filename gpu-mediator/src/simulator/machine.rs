@@ -12,7 +12,7 @@ use gantry_remoting::turns::{
 };
 
 use super::{
-    Arbiter, Costs, Vm,
+    Arbiter, Costs, Had, Vm, note,
     program::{Program, Request},
 };
 use crate::{
@@ -105,16 +105,6 @@ struct Device {
     running: Option<(Job, Moment)>,
     started: u64,
     last: Option<usize>,
-}
-
-/// What a client has received.
-pub(super) struct Had {
-    /// Kernel time completed in each window.
-    pub done: Vec<Duration>,
-    /// Device time that it was charged for.
-    pub charged: Duration,
-    /// Time that its batches took in addition to their kernels.
-    pub delays: Vec<Duration>,
 }
 
 pub(super) struct Machine {
@@ -431,7 +421,12 @@ impl Machine {
     /// The device has finished a kernel.
     fn done(&mut self) {
         if let Some((job, since)) = self.device.running.take() {
-            self.note(job.worker, since);
+            note(
+                &mut self.workers[job.worker].done,
+                self.window,
+                since,
+                self.now,
+            );
             self.at(self.costs.notice, Event::Noticed(job.worker));
             // The kernels that the driver has queued follow immediately.
             if let Some(next) = self.device.queue.pop_front() {
@@ -441,21 +436,6 @@ impl Machine {
                 let number = self.device.started;
                 self.at(next.left, Event::Done(number));
             }
-        }
-    }
-
-    /// Records that a client's kernel ran from `since` until now.
-    fn note(&mut self, index: usize, mut since: Moment) {
-        let window = self.window.as_nanos() as u64;
-        let done = &mut self.workers[index].done;
-        while since < self.now {
-            let number = since.nanos() / window;
-            let end = Moment::from_nanos((number + 1) * window).min(self.now);
-            if done.len() <= number as usize {
-                done.resize(number as usize + 1, Duration::ZERO);
-            }
-            done[number as usize] += end.since(since);
-            since = end;
         }
     }
 
@@ -502,7 +482,12 @@ impl Machine {
         if let Some((mut job, since)) = self.device.running.take() {
             self.device.started += 1;
             job.left = job.left.saturating_sub(self.now.since(since));
-            self.note(job.worker, since);
+            note(
+                &mut self.workers[job.worker].done,
+                self.window,
+                since,
+                self.now,
+            );
             self.workers[index].interrupted.push_back(job);
         }
         let queued = std::mem::take(&mut self.device.queue);

@@ -4,6 +4,8 @@
 //! and the clock are simulated. Simulating six virtual machines for ten minutes takes seconds, and
 //! the same seed gives the same figures.
 //!
+//! - [`Experiment::run`]: a device that one client has at a time; [`Experiment::run_sliced`]: one that
+//!   serves several in time slices.
 //! - [`Program`]: what a client does; [`fairness`]: what it should have got.
 //! - [`picture`]: draws shares over time.
 
@@ -11,11 +13,12 @@ pub mod fairness;
 mod machine;
 pub mod picture;
 mod program;
+mod slices;
 
 use std::time::Duration;
 
-use machine::Had;
 pub use program::{Lengths, Program};
+pub use slices::{Slices, SwitchCosts};
 
 use crate::{Moment, policy::Name, scheduler::LONGEST_PAUSE};
 
@@ -110,9 +113,21 @@ pub struct Outcome {
     pub charged: Vec<f64>,
     /// The time that each batch of each client took in addition to its kernels, in ascending order.
     pub delays: Vec<Vec<Duration>>,
+    /// The fraction of the time for which the driver was busy with time slices, stops and starts.
+    pub driver: f64,
 }
 
 impl Outcome {
+    /// Adds what the clients received in `time`.
+    fn add(&mut self, had: Vec<Had>, time: Duration) {
+        for had in had {
+            let windows = had.done.into_iter().map(|done| share(done, WINDOW));
+            self.shares.push(windows.collect());
+            self.charged.push(share(had.charged, time));
+            self.delays.push(had.delays);
+        }
+    }
+
     /// The share that each client got in the first `windows` windows.
     fn got(&self, windows: usize) -> Vec<f64> {
         let windows = windows.max(1);
@@ -225,13 +240,58 @@ impl Experiment {
             alone: wants,
             ..Outcome::default()
         };
-        for had in simulate(&self.vms, arbiter, costs, time, seed) {
-            let windows = had.done.into_iter().map(|done| share(done, WINDOW));
-            outcome.shares.push(windows.collect());
-            outcome.charged.push(share(had.charged, time));
-            outcome.delays.push(had.delays);
-        }
+        outcome.add(simulate(&self.vms, arbiter, costs, time, seed), time);
         outcome
+    }
+
+    /// Runs the experiment for `time` on a device that serves several clients in time slices.
+    pub fn run_sliced(
+        &self,
+        slices: Slices,
+        costs: SwitchCosts,
+        time: Duration,
+        seed: u64,
+    ) -> Outcome {
+        let run = |vms: &[Vm], slices| slices::simulate(vms, slices, costs, time, seed);
+        let alone = self.vms.iter().map(|vm| {
+            let (had, _) = run(std::slice::from_ref(vm), Slices::Default);
+            had.iter().map(|had| share(had.charged, time)).sum()
+        });
+        let alone: Vec<f64> = alone.collect();
+        let weights: Vec<u32> = self.vms.iter().map(|vm| vm.weight).collect();
+        let (had, driver) = run(&self.vms, slices);
+        let mut outcome = Outcome {
+            ideal: fairness::ideal(&weights, &alone),
+            alone,
+            driver: share(driver, time),
+            ..Outcome::default()
+        };
+        outcome.add(whole(had, time), time);
+        outcome
+    }
+}
+
+/// What a client has received.
+struct Had {
+    /// Kernel time completed in each window.
+    done: Vec<Duration>,
+    /// Device time that it was charged for.
+    charged: Duration,
+    /// Time that its batches took in addition to their kernels.
+    delays: Vec<Duration>,
+}
+
+/// Records in windows of this width that a client's kernel ran from `since` until `now`.
+fn note(done: &mut Vec<Duration>, window: Duration, mut since: Moment, now: Moment) {
+    let window = window.as_nanos() as u64;
+    while since < now {
+        let number = since.nanos() / window;
+        let end = Moment::from_nanos((number + 1) * window).min(now);
+        if done.len() <= number as usize {
+            done.resize(number as usize + 1, Duration::ZERO);
+        }
+        done[number as usize] += end.since(since);
+        since = end;
     }
 }
 
@@ -242,7 +302,11 @@ fn share(part: Duration, whole: Duration) -> f64 {
 /// Simulates the machines. The results cover whole windows.
 fn simulate(vms: &[Vm], arbiter: Arbiter, costs: Costs, time: Duration, seed: u64) -> Vec<Had> {
     let machine = machine::Machine::new(vms, arbiter, costs, WINDOW, seed);
-    let mut had = machine.run(Moment::START + time);
+    whole(machine.run(Moment::START + time), time)
+}
+
+/// Makes what the clients received cover whole windows, and sorts their delays.
+fn whole(mut had: Vec<Had>, time: Duration) -> Vec<Had> {
     for had in &mut had {
         had.done.resize(windows(time), Duration::ZERO);
         had.delays.sort_unstable();

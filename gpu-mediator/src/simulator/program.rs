@@ -75,6 +75,37 @@ impl Program {
         }
     }
 
+    /// A client that waits for each step, and then pauses. Steps are up to 3 % shorter or longer, pauses up to a
+    /// fifth.
+    pub fn steps(step: Duration, pause: Duration) -> Self {
+        Self {
+            lengths: Lengths::Between(step * 97 / 100, step * 103 / 100),
+            in_flight: 1,
+            think: pause * 4 / 5,
+            batches: true,
+            varies: pause * 2 / 5,
+        }
+    }
+
+    /// A small training program, as measured on an H200.
+    pub fn training() -> Self {
+        Self::steps(Duration::from_micros(1600), Duration::from_micros(210))
+    }
+
+    /// A language model that decodes, as measured on an H200.
+    pub fn decoding() -> Self {
+        Self::steps(Duration::from_micros(350), Duration::from_micros(370))
+    }
+
+    /// A training program that enqueues two more steps before it waits for one, as measured on an H200.
+    pub fn training_ahead() -> Self {
+        Self {
+            in_flight: 3,
+            batches: false,
+            ..Self::steps(Duration::from_micros(3280), Duration::from_micros(10))
+        }
+    }
+
     /// Returns the think time of this iteration.
     pub(super) fn pause(&self, random: &mut fastrand::Rng) -> Duration {
         if self.varies.is_zero() {

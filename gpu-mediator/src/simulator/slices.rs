@@ -1,0 +1,397 @@
+//! The simulated device that serves its clients by itself: round robin, each for its time slice.
+//!
+//! It is fitted to an H200 (measurements/sharing.md). The ledger and the workers' record of pauses are the real ones.
+
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    time::Duration,
+};
+
+use gantry_remoting::turns::pauses::Pauses;
+
+use super::{Had, Program, Vm, WINDOW, note};
+use crate::{
+    Moment,
+    policy::{
+        ClientId, Weight,
+        ledger::{Command, FIRST_SLICE, Ledger, PERIOD},
+    },
+};
+
+/// Who sets the slices.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Slices {
+    /// Nobody: all are the driver's own, and weights have no effect.
+    Default,
+    /// [`Ledger`].
+    Ledger,
+}
+
+/// What the device and its driver take for themselves.
+#[derive(Clone, Copy, Debug)]
+pub struct SwitchCosts {
+    /// Time to switch to another client in the middle of a kernel.
+    pub preempted: Duration,
+    /// Time to switch to another client when one has no more work.
+    pub idle: Duration,
+    /// Time for which the driver is busy when a slice is set. It does not delay the device.
+    pub set: Duration,
+    /// Time for which the driver is busy when a client is stopped or started.
+    pub stop: Duration,
+}
+
+impl Default for SwitchCosts {
+    /// As measured on an H200 with driver 580.159.
+    fn default() -> Self {
+        Self {
+            preempted: Duration::from_micros(90),
+            idle: Duration::from_micros(50),
+            set: Duration::from_micros(250),
+            stop: Duration::from_micros(300),
+        }
+    }
+}
+
+/// A kernel that has not completed.
+struct Kernel {
+    left: Duration,
+    length: Duration,
+    /// When its batch began.
+    since: Moment,
+}
+
+struct Client {
+    program: Program,
+    random: fastrand::Rng,
+    kernels: VecDeque<Kernel>,
+    pauses: Pauses,
+    slice: Duration,
+    stopped: bool,
+    used: Duration,
+    /// Number of kernels of the batch that have completed, and their length.
+    batch: (u32, Duration),
+    delays: Vec<Duration>,
+    done: Vec<Duration>,
+}
+
+impl Client {
+    fn is_ready(&self) -> bool {
+        !self.stopped && !self.kernels.is_empty()
+    }
+}
+
+/// Runs the clients for `time`. Returns what each received, and for how long the driver was busy.
+pub(super) fn simulate(
+    vms: &[Vm],
+    slices: Slices,
+    costs: SwitchCosts,
+    time: Duration,
+    seed: u64,
+) -> (Vec<Had>, Duration) {
+    let mut device = Device::new(vms, slices, costs, seed);
+    device.run(Moment::START + time);
+    let had = device.clients.into_iter().map(|client| Had {
+        done: client.done,
+        charged: client.used,
+        delays: client.delays,
+    });
+    (had.collect(), device.driver)
+}
+
+struct Device {
+    now: Moment,
+    clients: Vec<Client>,
+    /// Who has the device, and until when.
+    current: usize,
+    slice_end: Moment,
+    /// Calls that have not come, by time and client; each brings so many kernels.
+    calls: BinaryHeap<Reverse<(Moment, usize, u32)>>,
+    ledger: Option<Ledger>,
+    review: Moment,
+    costs: SwitchCosts,
+    driver: Duration,
+}
+
+impl Device {
+    fn new(vms: &[Vm], slices: Slices, costs: SwitchCosts, seed: u64) -> Self {
+        let mut ledger = (slices == Slices::Ledger).then(|| Ledger::new(Moment::START));
+        let mut calls = BinaryHeap::new();
+        let clients = vms.iter().enumerate().map(|(index, vm)| {
+            if let Some(ledger) = &mut ledger {
+                let weight = Weight::try_from(vm.weight).unwrap_or(Weight::ONE);
+                ledger.join(ClientId(index as u32), weight, Moment::START);
+            }
+            calls.push(Reverse((Moment::START, index, vm.program.in_flight)));
+            Client {
+                program: vm.program.clone(),
+                random: fastrand::Rng::with_seed(seed.wrapping_add(index as u64)),
+                kernels: VecDeque::new(),
+                pauses: Pauses::default(),
+                slice: FIRST_SLICE,
+                stopped: false,
+                used: Duration::ZERO,
+                batch: (0, Duration::ZERO),
+                delays: Vec::new(),
+                done: Vec::new(),
+            }
+        });
+        Self {
+            clients: clients.collect(),
+            now: Moment::START,
+            current: 0,
+            slice_end: Moment::START,
+            calls,
+            ledger,
+            review: Moment::START + PERIOD,
+            costs,
+            driver: Duration::ZERO,
+        }
+    }
+
+    fn run(&mut self, end: Moment) {
+        while self.now < end {
+            self.take_calls();
+            if self.now >= self.review {
+                self.review();
+            }
+            if self.choose() {
+                self.work(end);
+            } else {
+                let call = self.calls.peek().map(|Reverse((at, ..))| *at);
+                self.now = self.review.min(end).min(call.unwrap_or(end));
+            }
+        }
+    }
+
+    /// Takes the calls that have come up to now.
+    fn take_calls(&mut self) {
+        while let Some(&Reverse((at, index, kernels))) = self.calls.peek()
+            && at <= self.now
+        {
+            self.calls.pop();
+            let client = &mut self.clients[index];
+            if client.kernels.is_empty() {
+                client.pauses.end(client.used, at);
+                if let Some(ledger) = &mut self.ledger {
+                    ledger.works(ClientId(index as u32), at);
+                }
+            }
+            for _ in 0..kernels {
+                let length = client.program.request(&mut client.random).length;
+                client.kernels.push_back(Kernel {
+                    left: length,
+                    length,
+                    since: at,
+                });
+            }
+        }
+    }
+
+    fn review(&mut self) {
+        self.review = self.now + PERIOD;
+        let Some(ledger) = &mut self.ledger else {
+            return;
+        };
+        for command in ledger.review(self.now) {
+            self.driver += match command {
+                Command::Slice(..) => self.costs.set,
+                Command::Stop(_) | Command::Start(_) => self.costs.stop,
+            };
+            match command {
+                Command::Slice(ClientId(index), slice) => {
+                    self.clients[index as usize].slice = slice;
+                }
+                Command::Stop(ClientId(index)) => self.clients[index as usize].stopped = true,
+                Command::Start(ClientId(index)) => self.clients[index as usize].stopped = false,
+            }
+        }
+    }
+
+    /// Switches to another client if the slice has ended, or the current one cannot continue. Returns whether any
+    /// client has the device.
+    fn choose(&mut self) -> bool {
+        let count = self.clients.len();
+        let current = &self.clients[self.current];
+        if current.is_ready() && self.now < self.slice_end {
+            return true;
+        }
+        let next = (1..=count)
+            .map(|step| (self.current + step) % count)
+            .find(|&index| self.clients[index].is_ready());
+        let Some(next) = next else {
+            return false;
+        };
+        if next != self.current {
+            let switch = match current.kernels.is_empty() {
+                true => self.costs.idle,
+                false => self.costs.preempted,
+            };
+            self.current = next;
+            self.now += switch;
+        }
+        self.slice_end = self.now + self.clients[next].slice;
+        true
+    }
+
+    /// Lets the current client work until its kernel or its slice ends, or something else is to be done.
+    fn work(&mut self, end: Moment) {
+        let client = &mut self.clients[self.current];
+        let Some(kernel) = client.kernels.front_mut() else {
+            return;
+        };
+        let from = self.now;
+        let most = self.slice_end.min(self.review.max(from)).min(end);
+        let time = kernel.left.min(most.since(from));
+        kernel.left -= time;
+        client.used += time;
+        self.now += time;
+        note(&mut client.done, WINDOW, from, self.now);
+        let completed = kernel.left.is_zero();
+        if let Some(ledger) = &mut self.ledger {
+            ledger.used(ClientId(self.current as u32), time);
+        }
+        if completed {
+            self.take_calls();
+            self.completed();
+        }
+    }
+
+    fn completed(&mut self) {
+        let client = &mut self.clients[self.current];
+        let Some(kernel) = client.kernels.pop_front() else {
+            return;
+        };
+        let mut calls = 1;
+        if client.program.batches {
+            client.batch.0 += 1;
+            client.batch.1 += kernel.length;
+            calls = 0;
+            if client.batch.0 == client.program.in_flight {
+                let (_, length) = std::mem::take(&mut client.batch);
+                let took = self.now.since(kernel.since);
+                client.delays.push(took.saturating_sub(length));
+                calls = client.program.in_flight;
+            }
+        }
+        if client.kernels.is_empty() {
+            client.pauses.begin(self.now);
+            if let Some(ledger) = &mut self.ledger {
+                let expected = client.pauses.expected();
+                ledger.rests(ClientId(self.current as u32), expected, self.now);
+            }
+        }
+        if calls > 0 {
+            let pause = client.program.pause(&mut client.random);
+            self.calls
+                .push(Reverse((self.now + pause, self.current, calls)));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::simulator::{Experiment, Outcome};
+
+    const TIME: Duration = Duration::from_secs(8);
+
+    fn train(weight: u32) -> Vm {
+        let program = Program::training();
+        Vm { weight, program }
+    }
+
+    fn decode(weight: u32) -> Vm {
+        let program = Program::decoding();
+        Vm { weight, program }
+    }
+
+    fn hog(weight: u32) -> Vm {
+        let program = Program::training_ahead();
+        Vm { weight, program }
+    }
+
+    fn run(vms: &[Vm], slices: Slices) -> Outcome {
+        let experiment = Experiment {
+            name: "slices",
+            vms: vms.to_vec(),
+        };
+        experiment.run_sliced(slices, SwitchCosts::default(), TIME, 1)
+    }
+
+    /// Shares of the time that all used.
+    fn shares(outcome: &Outcome) -> Vec<f64> {
+        let sum: f64 = outcome.charged.iter().sum();
+        outcome.charged.iter().map(|used| used / sum).collect()
+    }
+
+    /// The sum of what each got, relative to what it gets alone.
+    fn rates(outcome: &Outcome) -> f64 {
+        let both = outcome.charged.iter().zip(&outcome.alone);
+        both.map(|(used, alone)| used / alone).sum()
+    }
+
+    #[track_caller]
+    fn assert_near(values: &[f64], expected: &[f64], tolerance: f64) {
+        assert_eq!(values.len(), expected.len());
+        let near = |(value, expected): (&f64, &f64)| (value - expected).abs() <= tolerance;
+        assert!(values.iter().zip(expected).all(near), "{values:?}");
+    }
+
+    #[test]
+    fn default_slices_give_each_what_fits_into_them() {
+        for (vms, expected) in [
+            ([train(1), train(3)], [0.5, 0.5]),
+            ([decode(1), train(3)], [0.18, 0.82]),
+        ] {
+            assert_near(&shares(&run(&vms, Slices::Default)), &expected, 0.02);
+        }
+    }
+
+    #[test]
+    fn the_ledger_gives_two_programs_their_weights() {
+        for (vms, least) in [
+            ([train(1), train(3)], 1.05),
+            ([decode(1), train(3)], 1.15),
+            ([decode(1), hog(3)], 1.1),
+        ] {
+            let outcome = run(&vms, Slices::Ledger);
+            assert_near(&shares(&outcome), &[0.25, 0.75], 0.02);
+            assert!(rates(&outcome) > least, "{}", rates(&outcome));
+            assert!(outcome.driver < 0.005, "{}", outcome.driver);
+        }
+    }
+
+    #[test]
+    fn the_ledger_gives_six_programs_their_weights() {
+        let weights = [1, 2, 2, 3, 3, 4];
+        let outcome = run(&weights.map(train), Slices::Ledger);
+        let parts = weights.map(|weight| f64::from(weight) / 15.0);
+        assert_near(&shares(&outcome), &parts, 0.02);
+        assert!(rates(&outcome) > 1.04, "{}", rates(&outcome));
+        assert!(outcome.driver < 0.03, "{}", outcome.driver);
+    }
+
+    #[test]
+    fn stops_help_where_the_least_slice_is_too_long() {
+        let outcome = run(&[train(1), decode(2), hog(3)], Slices::Ledger);
+        // Weights are worth 0.167, 0.333 and 0.5; slices alone give 0.319, 0.277 and 0.404.
+        assert_near(&shares(&outcome), &[0.195, 0.322, 0.484], 0.02);
+    }
+
+    #[test]
+    fn a_program_that_is_often_away_gets_what_it_wants() {
+        let program = Program::steps(Duration::from_micros(1600), Duration::from_micros(3300));
+        let often_away = Vm { weight: 1, program };
+        let outcome = run(&[often_away, train(3)], Slices::Ledger);
+        assert_near(&shares(&outcome), &[0.163, 0.837], 0.02);
+        assert!(rates(&outcome) > 1.3, "{}", rates(&outcome));
+    }
+
+    #[test]
+    fn one_program_alone_is_never_stopped_nor_slowed() {
+        let outcome = run(&[train(1)], Slices::Ledger);
+        assert_near(&outcome.charged, &outcome.alone, 1e-3);
+        assert!(outcome.delays[0].iter().all(Duration::is_zero));
+    }
+}
