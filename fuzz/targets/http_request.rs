@@ -4,7 +4,7 @@
 
 use gantry_fuzz::input::Input;
 use libfuzzer_sys::fuzz_target;
-use vmm::api::{MAX_BODY, MAX_HEAD, PREFIX, parse_head, route, routes};
+use vmm_api::{MAX_BODY, MAX_HEAD, PREFIX, parse_head, route, routes};
 
 fuzz_target!(|bytes: &[u8]| {
     if let Ok(Some(head)) = parse_head(bytes) {

@@ -11,22 +11,10 @@ use devices::accel::{
     saved::{Piece, SavedSlice, check_pieces, image},
 };
 use libfuzzer_sys::fuzz_target;
-use vmm::{
-    config::{AccelConfig, VmConfig},
-    machine::save::SavedMachine,
-    migration::{
-        PROTOCOL,
-        connection::Connection,
-        destination::{Destination, Host},
-        files::GivenFile,
-        frame::{Header, Kind},
-        lanes::Body,
-        offer::{CopyOf, HostId, Moment, Offer, OfferedRegion},
-        pages::Region,
-        progress::{Direction, Progress},
-    },
-    snapshot::state_file,
-};
+use vmm_config::{AccelConfig, VmConfig};
+ use vmm_machine::save::SavedMachine;
+ use vmm_migration::{PROTOCOL, connection::Connection, destination::{Destination, Host}, files::GivenFile, frame::{Header, Kind}, lanes::Body, offer::{CopyOf, HostId, Moment, Offer, OfferedRegion}, pages::Region, progress::{Direction, Progress}};
+ use vmm_snapshot::state_file;
 
 const REGION: u64 = 1 << 20;
 

@@ -13,7 +13,8 @@ use devices::{
 use gantry_fuzz::driver::drive;
 use libfuzzer_sys::fuzz_target;
 use vm_memory::GuestAddress;
-use vmm::{machine::save::SavedMachine, snapshot::state_file};
+use vmm_machine::save::SavedMachine;
+ use vmm_snapshot::state_file;
 
 fn devices() -> [Box<dyn VirtioDevice>; 4] {
     let spawner = || Arc::new(Unconfined);

@@ -86,7 +86,7 @@ impl Vm {
             "the application of a guest said {said:?}"
         );
         Ok(Self {
-            // As in vmm/src/machine/kinds/accel.rs.
+            // As in vmm/machine/src/kinds/accel.rs.
             name: format!("{}/a", gantry.pid()),
             guest,
             gantry,

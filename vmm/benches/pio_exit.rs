@@ -6,7 +6,7 @@ use std::{process::ExitCode, sync::Arc, time::Instant};
 
 use devices::bus::BusDevice;
 use hypervisor::{Exits, Kvm, MemorySlot, Vcpu, Vm};
-use vmm::machine::buses::Buses;
+use vmm_machine::buses::Buses;
 
 const CODE: u64 = 0x1000;
 const PORT: u64 = 0x80;

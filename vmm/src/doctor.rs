@@ -12,8 +12,7 @@ use base::{
     paths::{ARBITER_SOCKET, CUDA_SOCKET, NVIDIA_VM_SOCKET, OPENCL_SOCKET},
 };
 use vmfunc_gate::{host::DEVICE, port::Lack};
-
-use crate::landlock;
+use vmm_confinement::landlock;
 
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

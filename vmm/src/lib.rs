@@ -1,36 +1,22 @@
-//! The virtual machine monitor: the library behind the `gantry` binary.
+//! The virtual machine monitor: what of the `gantry` binary is not in a crate of its own.
 //!
 //! ```text
 //!   cli ──VmConfig──┐
-//!                   ├──> control ──> machine ──> cpu, memory, devices (crates devices, hypervisor)
+//!                   ├──> control ──> machine ──> memory, devices, hypervisor
 //!   api ──requests──┘       │           └──────> snapshot
-//!                           └──> events, metrics
+//!                           └──────> migration
 //! ```
 //!
-//! - [`cli`]: the command line; [`config`]: the configuration of a VM and its validation.
-//! - [`api`]: the REST API; [`control`]: the control thread, which owns the machine.
-//! - [`machine`]: assembles a machine and changes it at run time; [`cpu`]: vCPU threads;
-//!   [`memory`]: guest RAM; [`snapshot`]: saved machines on disk.
-//! - [`migration`]: live migration of VMs to another host.
-//! - [`events`], [`metrics`], [`logging`]: what a VM reports to the outside.
-//! - [`seccomp`], [`landlock`]: confinement of the process; [`open_files`]: its limit of open file
-//!   descriptors; [`doctor`]: checks for what a host lacks.
+//! - [`cli`]: the command line; [`vmm_config`]: the configuration of a VM and its validation.
+//! - [`vmm_api`]: the REST API and metrics; [`vmm_control`]: the control thread, which owns the machine, and its events.
+//! - [`vmm_machine`]: assembles a machine and changes it at run time; its vCPU threads. `vmm-memory`: guest RAM;
+//!   `vmm-snapshot`: saved machines on disk.
+//! - [`vmm_migration`]: live migration of VMs to another host.
+//! - [`vmm_confinement`]: seccomp, Landlock and the limit of open file descriptors.
+//! - [`doctor`]: checks for what a host lacks; [`logging`]: the log.
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
-pub mod api;
 pub mod cli;
-pub mod config;
-pub mod control;
-mod cpu;
 pub mod doctor;
-pub mod events;
-mod landlock;
 pub mod logging;
-pub mod machine;
-mod memory;
-mod metrics;
-pub mod migration;
-pub mod open_files;
-pub mod seccomp;
-pub mod snapshot;

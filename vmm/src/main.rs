@@ -11,20 +11,22 @@ use std::{
 };
 
 use base::{Output, limits::file_size_is_an_error};
-use vmm::{
-    api::{self, ListenError, Listener, Server},
-    cli::{
-        Cli, Command, CtlError, Deferred, EventTarget, FindError, Places, TopError, VmArgsError,
-        command, help_all, help_of, write_manual,
-    },
-    control::{self, ExitReason, Start, StartOptions},
-    doctor::{Finding, Host, Verdict},
-    events::{self, EventMonitor},
-    logging,
-    machine::EXIT_GUEST_LOST,
+use vmm::cli::{
+    Cli, Command, CtlError, Deferred, EventTarget, FindError, Places, TopError, VmArgsError,
+    command, help_all, help_of, write_manual,
+};
+use vmm::doctor::{Finding, Host, Verdict};
+use vmm::logging;
+use vmm_api::{ListenError, Listener, Server};
+use vmm_confinement::{
     open_files,
     seccomp::{self, Filters, Spawner},
 };
+use vmm_control::{
+    ExitReason, Start, StartOptions,
+    events::{self, EventMonitor},
+};
+use vmm_machine::EXIT_GUEST_LOST;
 
 /// Exit status: the command line is invalid.
 const USAGE: u8 = 2;
@@ -58,7 +60,7 @@ enum Error {
     #[error("cannot prepare for signals")]
     Signals(#[source] io::Error),
     #[error(transparent)]
-    Control(#[from] control::Error),
+    Control(#[from] vmm_control::Error),
     #[error("there is no command '{0}'; gantry help lists all of them")]
     NoCommand(String),
     #[error("cannot write what was asked for")]
@@ -155,7 +157,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     if let Some(command) = cli.command {
         return answer(command);
     }
-    control::block_signals().map_err(Error::Signals)?;
+    vmm_control::block_signals().map_err(Error::Signals)?;
     logging::start(cli.log_file.as_deref(), cli.verbosity, started)?;
     if let Err(error) = open_files::raise_limit() {
         log::warn!("the limit of open files stays as it is: {error}");
@@ -173,7 +175,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         (None, None) => Start::Wait,
     };
     let filters = Filters::new(cli.seccomp);
-    let (sender, receiver) = api::channel().map_err(Error::Api)?;
+    let (sender, receiver) = vmm_api::channel().map_err(Error::Api)?;
     let listener = cli.api_socket.as_ref().map(Listener::open).transpose()?;
     // Once, here: threads that are started from now on inherit the restriction.
     filters.confine()?;
@@ -190,7 +192,7 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         started,
         no_shutdown: cli.no_shutdown,
     };
-    let result = control::run(options, receiver, monitor);
+    let result = vmm_control::run(options, receiver, monitor);
     // After an error too: pending responses are sent, and the socket's file is removed.
     if let Some(server) = server {
         server.stop();

@@ -21,7 +21,7 @@ use std::{
 use devices::disk::{LockGranularity, lock};
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 use serde_json::Value;
-use vmm::migration::frame::{HEADER, Header, Kind};
+use vmm_migration::frame::{HEADER, Header, Kind};
 
 #[path = "migration/applications.rs"]
 mod applications;

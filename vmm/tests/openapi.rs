@@ -11,7 +11,6 @@ use std::{
 use saphyr::{LoadableYamlNode, Scalar, Yaml};
 use serde::{Serialize, de::DeserializeOwned};
 use serde_json::{Map, Value, json};
-use vmm::{api, config};
 
 const GANTRY: &str = include_str!("../../resources/openapi/gantry.yaml");
 
@@ -212,7 +211,7 @@ fn the_description_has_exactly_the_paths_that_are_served() {
             object(methods).keys().map(method).collect::<Vec<_>>()
         })
         .collect();
-    let served: BTreeSet<(String, String)> = api::routes()
+    let served: BTreeSet<(String, String)> = vmm_api::routes()
         .map(|route| (route.method.to_owned(), route.path.to_owned()))
         .collect();
     assert_eq!(described, served);
@@ -397,74 +396,86 @@ fn types() -> BTreeMap<&'static str, Check> {
     BTreeMap::from([
         (
             "VmmPingResponse",
-            Samples::check::<api::VmmPingResponse> as Check,
+            Samples::check::<vmm_api::VmmPingResponse> as Check,
         ),
-        ("VmInfo", Samples::check::<api::VmInfo>),
-        ("VmState", Samples::check::<api::VmState>),
-        ("VmCounters", Samples::check::<api::VmCounters>),
-        ("DeviceNode", Samples::check::<api::DeviceNode>),
-        ("InProgress", Samples::check::<api::InProgress>),
-        ("Operation", Samples::check::<api::Operation>),
-        ("PciDeviceInfo", Samples::check::<api::PciDeviceInfo>),
-        ("VmResize", Samples::check::<api::VmResize>),
-        ("VmResizeDisk", Samples::check::<api::VmResizeDisk>),
-        ("VmResizeZone", Samples::check::<api::VmResizeZone>),
-        ("VmRemoveDevice", Samples::check::<api::VmRemoveDevice>),
-        ("VmSwapDevice", Samples::check::<api::VmSwapDevice>),
-        ("VmMoveAccel", Samples::check::<api::VmMoveAccel>),
-        ("MovedAccel", Samples::check::<api::MovedAccel>),
-        ("AccelSeat", Samples::check::<api::AccelSeat>),
-        ("VmSnapshotConfig", Samples::check::<api::VmSnapshotConfig>),
-        ("VmCoredumpData", Samples::check::<api::VmCoredumpData>),
-        ("RestoreConfig", Samples::check::<api::RestoreConfig>),
-        ("RestoredAccelConfig", Samples::check::<api::RestoredAccel>),
-        ("RestoredNetConfig", Samples::check::<api::RestoredNet>),
+        ("VmInfo", Samples::check::<vmm_api::VmInfo>),
+        ("VmState", Samples::check::<vmm_api::VmState>),
+        ("VmCounters", Samples::check::<vmm_api::VmCounters>),
+        ("DeviceNode", Samples::check::<vmm_api::DeviceNode>),
+        ("InProgress", Samples::check::<vmm_api::InProgress>),
+        ("Operation", Samples::check::<vmm_api::Operation>),
+        ("PciDeviceInfo", Samples::check::<vmm_api::PciDeviceInfo>),
+        ("VmResize", Samples::check::<vmm_api::VmResize>),
+        ("VmResizeDisk", Samples::check::<vmm_api::VmResizeDisk>),
+        ("VmResizeZone", Samples::check::<vmm_api::VmResizeZone>),
+        ("VmRemoveDevice", Samples::check::<vmm_api::VmRemoveDevice>),
+        ("VmSwapDevice", Samples::check::<vmm_api::VmSwapDevice>),
+        ("VmMoveAccel", Samples::check::<vmm_api::VmMoveAccel>),
+        ("MovedAccel", Samples::check::<vmm_api::MovedAccel>),
+        ("AccelSeat", Samples::check::<vmm_api::AccelSeat>),
+        (
+            "VmSnapshotConfig",
+            Samples::check::<vmm_api::VmSnapshotConfig>,
+        ),
+        ("VmCoredumpData", Samples::check::<vmm_api::VmCoredumpData>),
+        ("RestoreConfig", Samples::check::<vmm_api::RestoreConfig>),
+        (
+            "RestoredAccelConfig",
+            Samples::check::<vmm_api::RestoredAccel>,
+        ),
+        ("RestoredNetConfig", Samples::check::<vmm_api::RestoredNet>),
         (
             "MemoryRestoreMode",
-            Samples::check::<api::MemoryRestoreMode>,
+            Samples::check::<vmm_api::MemoryRestoreMode>,
         ),
-        ("RestoredClock", Samples::check::<api::RestoredClock>),
+        ("RestoredClock", Samples::check::<vmm_api::RestoredClock>),
         (
             "VmMemoryZoneUpdateData",
-            Samples::check::<api::VmMemoryZoneUpdate>,
+            Samples::check::<vmm_api::VmMemoryZoneUpdate>,
         ),
         ("Error", Samples::check::<Vec<String>>),
-        ("VmConfig", Samples::check::<config::VmConfig>),
-        ("PayloadConfig", Samples::check::<config::PayloadConfig>),
-        ("CpusConfig", Samples::check::<config::CpusConfig>),
-        ("CpuAffinity", Samples::check::<config::CpuAffinity>),
-        ("CpuFeatures", Samples::check::<config::CpuFeatures>),
-        ("CpuTopology", Samples::check::<config::CpuTopology>),
+        ("VmConfig", Samples::check::<vmm_config::VmConfig>),
+        ("PayloadConfig", Samples::check::<vmm_config::PayloadConfig>),
+        ("CpusConfig", Samples::check::<vmm_config::CpusConfig>),
+        ("CpuAffinity", Samples::check::<vmm_config::CpuAffinity>),
+        ("CpuFeatures", Samples::check::<vmm_config::CpuFeatures>),
+        ("CpuTopology", Samples::check::<vmm_config::CpuTopology>),
         (
             "CoreSchedulingMode",
-            Samples::check::<config::CoreScheduling>,
+            Samples::check::<vmm_config::CoreScheduling>,
         ),
-        ("MemoryConfig", Samples::check::<config::MemoryConfig>),
+        ("MemoryConfig", Samples::check::<vmm_config::MemoryConfig>),
         (
             "MemoryZoneConfig",
-            Samples::check::<config::MemoryZoneConfig>,
+            Samples::check::<vmm_config::MemoryZoneConfig>,
         ),
-        ("PlatformConfig", Samples::check::<config::PlatformConfig>),
+        (
+            "PlatformConfig",
+            Samples::check::<vmm_config::PlatformConfig>,
+        ),
         (
             "PciRootPortConfig",
-            Samples::check::<config::PciRootPortConfig>,
+            Samples::check::<vmm_config::PciRootPortConfig>,
         ),
         (
             "PciSegmentConfig",
-            Samples::check::<config::PciSegmentConfig>,
+            Samples::check::<vmm_config::PciSegmentConfig>,
         ),
-        ("NumaConfig", Samples::check::<config::NumaConfig>),
-        ("NumaDistance", Samples::check::<config::NumaDistance>),
-        ("DiskConfig", Samples::check::<config::DiskConfig>),
-        ("ImageType", Samples::check::<config::ImageType>),
-        ("LockGranularity", Samples::check::<config::LockGranularity>),
+        ("NumaConfig", Samples::check::<vmm_config::NumaConfig>),
+        ("NumaDistance", Samples::check::<vmm_config::NumaDistance>),
+        ("DiskConfig", Samples::check::<vmm_config::DiskConfig>),
+        ("ImageType", Samples::check::<vmm_config::ImageType>),
+        (
+            "LockGranularity",
+            Samples::check::<vmm_config::LockGranularity>,
+        ),
         (
             "VirtQueueAffinity",
-            Samples::check::<config::VirtQueueAffinity>,
+            Samples::check::<vmm_config::VirtQueueAffinity>,
         ),
         (
             "RateLimitGroupConfig",
-            Samples::check::<config::RateLimitGroupConfig>,
+            Samples::check::<vmm_config::RateLimitGroupConfig>,
         ),
         (
             "RateLimiterConfig",
@@ -474,73 +485,85 @@ fn types() -> BTreeMap<&'static str, Check> {
             "TokenBucket",
             Samples::check::<devices::rate_limiter::TokenBucketConfig>,
         ),
-        ("NetConfig", Samples::check::<config::NetConfig>),
-        ("RngConfig", Samples::check::<config::RngConfig>),
-        ("BalloonConfig", Samples::check::<config::BalloonConfig>),
-        ("AccelApi", Samples::check::<config::AccelApi>),
-        ("AccelConfig", Samples::check::<config::AccelConfig>),
-        ("AccelTransport", Samples::check::<config::AccelTransport>),
+        ("NetConfig", Samples::check::<vmm_config::NetConfig>),
+        ("RngConfig", Samples::check::<vmm_config::RngConfig>),
+        ("BalloonConfig", Samples::check::<vmm_config::BalloonConfig>),
+        ("AccelApi", Samples::check::<vmm_config::AccelApi>),
+        ("AccelConfig", Samples::check::<vmm_config::AccelConfig>),
+        (
+            "AccelTransport",
+            Samples::check::<vmm_config::AccelTransport>,
+        ),
         (
             "AccelServerConfig",
-            Samples::check::<config::AccelServerConfig>,
+            Samples::check::<vmm_config::AccelServerConfig>,
         ),
-        ("PmemConfig", Samples::check::<config::PmemConfig>),
-        ("VsockConfig", Samples::check::<config::VsockConfig>),
-        ("ConsoleMode", Samples::check::<config::ConsoleMode>),
-        ("ConsoleConfig", Samples::check::<config::ConsoleConfig>),
-        ("SerialConfig", Samples::check::<config::SerialConfig>),
+        ("PmemConfig", Samples::check::<vmm_config::PmemConfig>),
+        ("VsockConfig", Samples::check::<vmm_config::VsockConfig>),
+        ("ConsoleMode", Samples::check::<vmm_config::ConsoleMode>),
+        ("ConsoleConfig", Samples::check::<vmm_config::ConsoleConfig>),
+        ("SerialConfig", Samples::check::<vmm_config::SerialConfig>),
         (
             "DebugConsoleConfig",
-            Samples::check::<config::DebugConsoleConfig>,
+            Samples::check::<vmm_config::DebugConsoleConfig>,
         ),
-        ("LandlockConfig", Samples::check::<config::LandlockConfig>),
-        ("DeviceConfig", Samples::check::<config::DeviceConfig>),
-        ("GpuConfig", Samples::check::<config::GpuConfig>),
+        (
+            "LandlockConfig",
+            Samples::check::<vmm_config::LandlockConfig>,
+        ),
+        ("DeviceConfig", Samples::check::<vmm_config::DeviceConfig>),
+        ("GpuConfig", Samples::check::<vmm_config::GpuConfig>),
         (
             "UserDeviceConfig",
-            Samples::check::<config::UserDeviceConfig>,
+            Samples::check::<vmm_config::UserDeviceConfig>,
         ),
         (
             "VmAddUserDevice",
-            Samples::check::<config::UserDeviceConfig>,
+            Samples::check::<vmm_config::UserDeviceConfig>,
         ),
-        ("FsConfig", Samples::check::<config::FsConfig>),
+        ("FsConfig", Samples::check::<vmm_config::FsConfig>),
         (
             "GenericVhostUserConfig",
-            Samples::check::<config::GenericVhostUserConfig>,
+            Samples::check::<vmm_config::GenericVhostUserConfig>,
         ),
-        ("VdpaConfig", Samples::check::<config::VdpaConfig>),
-        ("TpmConfig", Samples::check::<config::TpmConfig>),
-        ("RtcConfig", Samples::check::<config::RtcConfig>),
-        ("AccelMigration", Samples::check::<api::AccelMigration>),
+        ("VdpaConfig", Samples::check::<vmm_config::VdpaConfig>),
+        ("TpmConfig", Samples::check::<vmm_config::TpmConfig>),
+        ("RtcConfig", Samples::check::<vmm_config::RtcConfig>),
+        ("AccelMigration", Samples::check::<vmm_api::AccelMigration>),
         (
             "PassthroughMigration",
-            Samples::check::<api::PassthroughMigration>,
+            Samples::check::<vmm_api::PassthroughMigration>,
         ),
-        ("MigrationMode", Samples::check::<api::MigrationMode>),
+        ("MigrationMode", Samples::check::<vmm_api::MigrationMode>),
         (
             "ReceiveMigrationData",
-            Samples::check::<api::ReceiveMigration>,
+            Samples::check::<vmm_api::ReceiveMigration>,
         ),
-        ("SendMigrationData", Samples::check::<api::SendMigration>),
-        ("TimeoutStrategy", Samples::check::<api::TimeoutStrategy>),
-        ("Rename", Samples::check::<api::Rename>),
+        (
+            "SendMigrationData",
+            Samples::check::<vmm_api::SendMigration>,
+        ),
+        (
+            "TimeoutStrategy",
+            Samples::check::<vmm_api::TimeoutStrategy>,
+        ),
+        ("Rename", Samples::check::<vmm_api::Rename>),
         (
             "ResolveMigrationData",
-            Samples::check::<api::ResolveMigration>,
+            Samples::check::<vmm_api::ResolveMigration>,
         ),
-        ("RunsAt", Samples::check::<api::RunsAt>),
+        ("RunsAt", Samples::check::<vmm_api::RunsAt>),
         (
             "MigrationDirection",
-            Samples::check::<vmm::migration::progress::Direction>,
+            Samples::check::<vmm_migration::progress::Direction>,
         ),
         (
             "MigrationPhase",
-            Samples::check::<vmm::migration::progress::Phase>,
+            Samples::check::<vmm_migration::progress::Phase>,
         ),
         (
             "MigrationInfo",
-            Samples::check::<vmm::migration::progress::MigrationInfo>,
+            Samples::check::<vmm_migration::progress::MigrationInfo>,
         ),
     ])
 }
@@ -559,7 +582,7 @@ fn the_types_parse_and_write_what_is_described_with_the_same_defaults() {
 
 #[test]
 fn older_names_of_properties_are_understood() {
-    let platform: config::PlatformConfig =
+    let platform: vmm_config::PlatformConfig =
         serde_json::from_value(json!({"serial_number": "s", "uuid": "u"})).unwrap();
     assert_eq!(platform.system_serial_number.as_deref(), Some("s"));
     assert_eq!(platform.system_uuid.as_deref(), Some("u"));
@@ -582,6 +605,6 @@ fn every_field_of_the_description_is_known_by_name_and_no_other() {
     for schema in object(&gantry()["components"]["schemas"]).values() {
         collect(schema, &mut described);
     }
-    let known: BTreeSet<String> = api::fields().map(str::to_owned).collect();
+    let known: BTreeSet<String> = vmm_api::fields().map(str::to_owned).collect();
     assert_eq!(known, described);
 }

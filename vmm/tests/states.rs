@@ -2,10 +2,8 @@
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
-use vmm::{
-    machine::save::SavedMachine,
-    snapshot::state_file::{OLDEST, VERSION, decode, encode},
-};
+use vmm_machine::save::SavedMachine;
+use vmm_snapshot::state_file::{OLDEST, VERSION, decode, encode};
 
 /// A machine with a vCPU, a disk, a balloon, vsock and a source of randomness. Each is the same
 /// without what later versions have added (4: the state of a guest's own VMs; 5: the time, and the

@@ -34,6 +34,15 @@ const CRATES: &[&str] = &[
     "tunnel",
     "vfio-client",
     "vmfunc-gate",
+    "vmm",
+    "vmm/api",
+    "vmm/config",
+    "vmm/confinement",
+    "vmm/control",
+    "vmm/machine",
+    "vmm/memory",
+    "vmm/migration",
+    "vmm/snapshot",
 ];
 
 /// The modules that each module uses.

@@ -79,7 +79,7 @@ impl Vm {
         // With UIO, programs that wait for kernels sleep meanwhile.
         opencl::load_uio(&mut guest)?;
         opencl::start_agent(&mut guest, "gantry-agent")?;
-        // As in vmm/src/machine/kinds/accel.rs.
+        // As in vmm/machine/src/kinds/accel.rs.
         let name = format!("{}/a", gantry.pid());
         Ok(Self {
             gantry,

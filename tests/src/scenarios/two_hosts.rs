@@ -276,7 +276,7 @@ fn answers(mut from: TcpStream, mut to: TcpStream, silent: &AtomicBool) -> io::R
 }
 
 fn orders(mut from: TcpStream, mut to: TcpStream, lost: Lost, silent: &AtomicBool) -> Result<()> {
-    // A migration frame: see vmm/src/migration/frame.rs.
+    // A migration frame: see vmm/migration/src/frame.rs.
     const HEADER: usize = 24;
     const GO: u8 = 7;
     loop {

@@ -8,9 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use vmm_api::PREFIX;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-
-use crate::api::PREFIX;
 
 /// Maximum size of a response in bytes: enough for the description of a VM with very many devices.
 const MAX_RESPONSE: usize = 64 << 20;

@@ -10,6 +10,12 @@ use std::{
 use base::Output;
 use clap::{Args, Subcommand};
 use serde::Serialize;
+use vmm_api::{
+    AccelInSnapshot, OnFailure, ResolveMigration, RestoreConfig, RunsAt, VmCoredumpData,
+    VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
+    model::to_url,
+};
+use vmm_config::syntax;
 
 use super::{
     Client, ClientError,
@@ -20,14 +26,6 @@ use super::{
     move_accel::MoveAccel,
     option,
     vm::Confinement,
-};
-use crate::{
-    api::{
-        AccelInSnapshot, OnFailure, ResolveMigration, RestoreConfig, RunsAt, VmCoredumpData,
-        VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
-        model::to_url,
-    },
-    config::{self, syntax},
 };
 
 /// Time limit for the answer to `ping`, which takes milliseconds unless the VMM is stopped or its host is overloaded.
@@ -245,7 +243,7 @@ pub enum CtlError {
 
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
 fn host_device(text: &str) -> Result<PathBuf, String> {
-    Ok(config::host_device(text).map_or_else(|| text.into(), Into::into))
+    Ok(vmm_config::host_device(text).map_or_else(|| text.into(), Into::into))
 }
 
 pub(super) fn size(text: &str) -> Result<u64, String> {

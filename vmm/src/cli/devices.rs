@@ -1,9 +1,9 @@
 //! The options and commands that describe devices, one for each kind.
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches, Subcommand};
+use vmm_config::{Device, HotPlug, Kind, VmConfig};
 
 use super::option;
-use crate::config::{Device, HotPlug, Kind, VmConfig};
 
 /// The devices of a virtual machine, as described by options.
 #[derive(Clone, Debug, Default, PartialEq)]

@@ -3,15 +3,12 @@
 use std::{io::Write, path::PathBuf, thread};
 
 use clap::Args;
+use vmm_api::{
+    AccelMigration, PassthroughMigration, ReceiveMigration, Rename, SendMigration, TimeoutStrategy,
+};
+use vmm_migration::progress::{LOOK, MigrationInfo, Phase};
 
 use super::{Client, ClientError, CtlError, ctl::size, vm::Confinement};
-use crate::{
-    api::{
-        AccelMigration, PassthroughMigration, ReceiveMigration, Rename, SendMigration,
-        TimeoutStrategy,
-    },
-    migration::progress::{LOOK, MigrationInfo, Phase},
-};
 
 /// Arguments for sending a VM.
 #[derive(Args, Clone, Debug)]

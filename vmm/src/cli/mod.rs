@@ -18,6 +18,9 @@ use std::{io, os::fd::RawFd, path::PathBuf, str::FromStr};
 
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use manual::Manual;
+use vmm_api::{ApiSocket, RestoreConfig, model::COMPATIBLE_BUILD};
+use vmm_config::syntax::{SyntaxError, SyntaxProblem};
+use vmm_confinement::seccomp::Enforcement;
 
 pub use self::{
     client::{Client, ClientError},
@@ -27,11 +30,6 @@ pub use self::{
     top::{Top, TopError},
     values::{Places, Values},
     vm::{VmArgs, VmArgsError},
-};
-use crate::{
-    api::{ApiSocket, RestoreConfig, model::COMPATIBLE_BUILD},
-    config::syntax::{SyntaxError, SyntaxProblem},
-    seccomp::Enforcement,
 };
 
 const EXAMPLES: &str = "\

@@ -3,8 +3,8 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
-
-use crate::api::{AccelSeat, VmMoveAccel, model::DRAIN_MS};
+use vmm_api::{AccelSeat, VmMoveAccel};
+use vmm_config::DRAIN_MS;
 
 /// Arguments for moving applications.
 #[derive(Args, Clone, Debug)]

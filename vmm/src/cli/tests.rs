@@ -2,12 +2,13 @@
 
 use std::{collections::BTreeSet, path::Path};
 
-use super::*;
-use crate::config::{
+use vmm_config::{
     ConsoleMode, CpusConfig, DebugConsoleConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig,
     NumaConfig, PciSegmentConfig, PlatformConfig, RateLimitGroupConfig, SerialConfig, VmConfig,
     syntax::{Key, PLACE, ValueType},
 };
+
+use super::*;
 
 fn parse(line: &str) -> Cli {
     let arguments: Vec<&str> = line.split_whitespace().collect();

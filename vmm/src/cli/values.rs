@@ -9,13 +9,13 @@ use std::{
 use clap::Args;
 use manual::Shell;
 use serde_json::Value;
-
-use super::{Client, find};
-use crate::config::{
+use vmm_config::{
     CpusConfig, DebugConsoleConfig, LandlockConfig, MemoryConfig, MemoryZoneConfig, NumaConfig,
     PciSegmentConfig, PlatformConfig, RateLimitGroupConfig, SerialConfig, VmConfig,
     syntax::{Key, ValueType},
 };
+
+use super::{Client, find};
 
 /// The keys of each option that does not describe a device.
 const OPTIONS: &[(&str, &[&[Key]])] = &[

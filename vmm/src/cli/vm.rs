@@ -3,17 +3,14 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use vmm_api::RestoreConfig;
+use vmm_config::{
+    ConsoleMode, CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid,
+    LandlockConfig, MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig, PciSegmentConfig,
+    PlatformConfig, RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig, VmConfig,
+};
 
 use super::{devices::DeviceArgs, option};
-use crate::{
-    api::RestoreConfig,
-    config::{
-        ConsoleMode, CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid,
-        LandlockConfig, MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig,
-        PciSegmentConfig, PlatformConfig, RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig,
-        VdpaConfig, VmConfig,
-    },
-};
 
 /// Help heading of options that Gantry refuses.
 pub const UNSUPPORTED: &str = "Not supported yet, and refused";

@@ -21,7 +21,7 @@ use std::{
 };
 
 use gantry_tunnel::request::{Answer, answer, read_line};
-use vmm::migration::{
+use vmm_migration::{
     frame::{HEADER, Header, Kind, MAX_PAGES, MAX_RUNS, Run, encode_runs},
     lanes::TOKEN,
 };

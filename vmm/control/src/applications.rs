@@ -1,0 +1,191 @@
+//! Saves and restores snapshots with accelerators' applications. A separate thread waits for the
+//! workers. Meanwhile the control thread serves requests, but refuses those that would change the
+//! machine.
+//!
+//! ```text
+//!   control thread                     thread
+//!   the directory is locked     ──>    workers stop, and save
+//!   the machine is written      <──
+//!
+//!   the machine is made         ──>    workers take its applications up
+//!   the machine goes on         <──
+//! ```
+
+use std::{mem, os::fd::OwnedFd, time::Instant};
+
+use base::Cancel;
+use devices::accel::saved::Stopped;
+use vmm_api::{ApiError, Reply, Response, RestoreConfig, VmSnapshotConfig};
+use vmm_machine::{applications, error::MachineError, save::Saving};
+
+use super::{
+    Control,
+    life::Life,
+    migration::{Job, OVER, host_error},
+    requests::failed,
+};
+
+/// A wait for workers.
+pub(super) struct Workers {
+    /// Number of the wait.
+    pub(super) number: u64,
+    cancel: Cancel,
+    reply: Reply,
+    then: Then,
+}
+
+/// What to do after the wait.
+enum Then {
+    Save(Saving),
+    Restore { resume: bool, asked: Instant },
+}
+
+impl Workers {
+    /// The activity, as the beginning of a sentence.
+    pub(super) fn what(&self) -> &'static str {
+        match self.then {
+            Then::Save(_) => "a snapshot of the VM is being written",
+            Then::Restore { .. } => "the VM is being restored",
+        }
+    }
+}
+
+impl Control {
+    /// `vm.snapshot` with `accel=save`: replies when everything is written.
+    pub(super) fn save_with_applications(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
+        let begun = self.refuse_if_moving();
+        let begun = begun.and_then(|()| self.begin_snapshot(snapshot));
+        match begun {
+            Ok(saving) => self.wait_for_workers(Then::Save(saving), reply),
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    /// `vm.restore`: replies when the machine has everything that it needs.
+    pub(super) fn restore_later(
+        &mut self,
+        request: &RestoreConfig,
+        fds: Vec<OwnedFd>,
+        reply: Reply,
+    ) {
+        let resume = request.resume;
+        let asked = Instant::now();
+        match self.restore(request, fds) {
+            Ok(()) => self.wait_for_workers(Then::Restore { resume, asked }, reply),
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    fn wait_for_workers(&mut self, then: Then, reply: Reply) {
+        let number = self.migrations.number();
+        let cancel = Cancel::default();
+        let started = self.start_wait(number, &then, cancel.clone());
+        self.migrations.job = Job::Workers(Workers {
+            number,
+            cancel,
+            reply,
+            then,
+        });
+        match started {
+            Ok(true) => {}
+            Ok(false) => self.workers_are_ready(number, Ok(None)),
+            Err(error) => self.workers_are_ready(number, Err(error)),
+        }
+    }
+
+    /// Starts the waiting thread. Returns false if there are no workers to wait for.
+    fn start_wait(&mut self, number: u64, then: &Then, cancel: Cancel) -> Result<bool, ApiError> {
+        let Life::Live { machine, .. } = &self.life else {
+            return Err(self.not_live());
+        };
+        let host = |error| host_error("wait for workers", &error);
+        let control = self.migrations.on_control().map_err(host)?;
+        let ready = move |ready: Result<Option<Stopped>, MachineError>| {
+            control.ask(move |control| {
+                control.workers_are_ready(number, ready.map_err(|error| failed(&error)));
+            });
+        };
+        match then {
+            Then::Save(saving) => {
+                let ports = machine.devices().ports();
+                let mut archive = saving.archive().map_err(|error| failed(&error))?;
+                self.start_thread(move || {
+                    let standing = applications::stop(ports, cancel);
+                    let saved = standing.and_then(|all| Ok(all.save(&mut archive)?));
+                    ready(saved.map(Some));
+                })?;
+            }
+            Then::Restore { .. } => {
+                let ports = machine.ports_to_take_up();
+                if ports.is_empty() {
+                    return Ok(false);
+                }
+                self.start_thread(move || {
+                    ready(applications::take_up(&ports, cancel).map(|()| None));
+                })?;
+            }
+        }
+        Ok(true)
+    }
+
+    /// Handles the end of a wait.
+    fn workers_are_ready(&mut self, number: u64, ready: Result<Option<Stopped>, ApiError>) {
+        if !self.migrations.is_current(number) {
+            return;
+        }
+        let Job::Workers(Workers { reply, then, .. }) =
+            mem::replace(&mut self.migrations.job, Job::None)
+        else {
+            return;
+        };
+        let answer = match then {
+            // The applications continue when everything is written.
+            Then::Save(saving) => match ready {
+                Ok(stopped) => return self.write_snapshot(saving, stopped, reply),
+                Err(error) => Err(error),
+            },
+            Then::Restore { resume, asked } => {
+                let finished = ready.and_then(|_| self.finish_restore(resume, asked));
+                finished.inspect_err(|_| {
+                    self.life = Life::None;
+                    self.receiver.clear();
+                })
+            }
+        };
+        reply.send(answer);
+    }
+
+    /// Abandons the wait, because the machine is replaced.
+    pub(super) fn abandon_workers(&mut self) {
+        match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Workers(Workers { cancel, reply, .. }) => {
+                cancel.cancel();
+                reply.send(Err(ApiError::wrong_state(OVER)));
+            }
+            other => self.migrations.job = other,
+        }
+    }
+
+    /// Cancels all waits for workers.
+    pub(super) fn cancel_waits(&mut self) -> Result<Response, ApiError> {
+        let job = match &self.migrations.job {
+            Job::Workers(workers) => Some(&workers.cancel),
+            Job::Writing(written) => return written.cancel().map(|()| Response::Empty),
+            _ => None,
+        };
+        let moves = self.moves.values().filter(|moving| !moving.has_gone());
+        let moves = moves.map(|moving| &moving.cancel);
+        let all: Vec<_> = job.into_iter().chain(moves).collect();
+        if all.is_empty() {
+            return Err(ApiError::wrong_state(match self.moves.is_empty() {
+                true => "no migration is going on",
+                false => {
+                    "the applications have moved, and contents of their memory follow (vm.move-accel answers when all \
+                     have come): it is too late to cancel that; ending their old workers costs them an error"
+                }
+            }));
+        }
+        all.iter().for_each(|cancel| cancel.cancel());
+        Ok(Response::Empty)
+    }
+}

@@ -1,0 +1,491 @@
+//! VMs that arrive from another host.
+
+use std::{fs::File, io, mem, sync::Arc, time::Duration};
+
+use base::{Cancel, Chain};
+use devices::accel::{left::Asking, rounds::CopiedPort};
+use serde_json::Value;
+use vmm_api::{ApiError, MigrationMode, ReceiveMigration, Rename, Reply, Response, Status};
+use vmm_config::{FileAccess, VmConfig};
+use vmm_machine::{Machine, applications, handover::Given, moving::MovingRegion};
+use vmm_memory::GivenMemory;
+use vmm_migration::{
+    destination::{Ended, Host as Receives, receive},
+    files::{FileUse, GivenFile},
+    lanes::Body,
+    listener::Listener,
+    offer::{HostId, Moment, Offer},
+    pages::Region,
+    progress::{Direction, Phase, Progress},
+};
+
+use super::{
+    super::{
+        Control, compatible,
+        life::{Life, RunState},
+        requests::{failed, restrict, validate},
+    },
+    Incoming, Job, OnControl,
+    allowed::Allowed,
+    end, host_error,
+    plan::{offered, tls},
+    summary, words,
+};
+
+/// The control thread, as accessed by the thread of an incoming migration.
+struct Coming {
+    control: OnControl,
+    number: u64,
+    /// ID of this host.
+    host: Option<HostId>,
+}
+
+impl Coming {
+    fn on_incoming<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Control) -> Result<R, String> + Send + 'static,
+    ) -> Result<R, String> {
+        let number = self.number;
+        let done = self.control.ask(move |control| {
+            if control.migrations.is_current(number) {
+                work(control)
+            } else {
+                Err("the destination does not wait for a VM any more".to_owned())
+            }
+        });
+        done.unwrap_or_else(|| Err("the destination's VMM ends".to_owned()))
+    }
+
+    fn on_machine<R: Send + 'static>(
+        &self,
+        work: impl FnOnce(&mut Incoming) -> Result<R, String> + Send + 'static,
+    ) -> Result<R, String> {
+        self.on_incoming(|control| match &mut control.migrations.job {
+            Job::Incoming {
+                machine: Some(machine),
+                ..
+            } => work(machine),
+            _ => Err("no machine was prepared".to_owned()),
+        })
+    }
+}
+
+impl Receives for Coming {
+    fn examine(&mut self, offer: &Offer) -> Vec<String> {
+        let examined = offer.clone();
+        let answer = self
+            .control
+            .ask(move |control| control.reasons_to_refuse(&examined));
+        answer.unwrap_or_else(|| vec!["the destination's VMM ends".to_owned()])
+    }
+
+    fn is_here(&self, host: &HostId) -> bool {
+        self.host.as_ref() == Some(host)
+    }
+
+    fn prepare(&mut self, offer: Offer, files: Vec<GivenFile>) -> Result<Vec<Region>, String> {
+        let given = match offer.local {
+            true => Some(given_files(&offer, files)?),
+            false => None,
+        };
+        self.on_incoming(move |control| control.prepare_incoming(&offer, given))
+    }
+
+    fn copy(
+        &mut self,
+        ports: Vec<CopiedPort>,
+        archive: File,
+        cancel: Cancel,
+    ) -> Result<(), String> {
+        let ports = self.on_machine(move |incoming| {
+            let ports = incoming.machine.ports_to_prepare(&incoming.config, ports);
+            ports.map_err(words)
+        })?;
+        applications::prepare(&ports, &archive, cancel).map_err(words)
+    }
+
+    fn restore(
+        &mut self,
+        state: Vec<u8>,
+        saved_at: Option<Moment>,
+        archive: Option<File>,
+        cancel: Cancel,
+    ) -> Result<(), String> {
+        let ports = self.on_machine(move |incoming| {
+            let (config, machine) = (&mut incoming.config, &mut incoming.machine);
+            // A machine that is to stay paused does not advance its clocks.
+            let away = saved_at.filter(|_| !incoming.paused).map(Moment::ago);
+            let arrived = machine.arrive(config, &state, away.unwrap_or_default(), archive);
+            arrived.map_err(words)?;
+            Ok(machine.ports_to_take_up())
+        })?;
+        applications::take_up(&ports, cancel).map_err(words)
+    }
+
+    fn start(&mut self, body: Body) -> Result<(), String> {
+        self.control.start(body)
+    }
+
+    fn start_lane(&mut self, number: u32, body: Body) -> Result<(), String> {
+        self.control.start_lane(number, body)
+    }
+
+    fn take_locks(&mut self) -> Result<(), String> {
+        self.on_machine(|incoming| {
+            let taken = incoming.machine.take_locks();
+            taken.map_err(|error| Chain(&error).to_string())
+        })
+    }
+
+    fn asking(&mut self) -> Result<Vec<Asking>, String> {
+        self.on_machine(|incoming| applications::asking(incoming.machine.devices().ports()))
+    }
+
+    fn run(&mut self) -> Result<(), String> {
+        self.on_incoming(Control::run_incoming)
+    }
+
+    fn has_moved(&mut self, fixed: Duration) {
+        let number = self.number;
+        self.control.ask(move |control| {
+            if control.migrations.is_current(number)
+                && let Some(machine) = control.life.machine_mut()
+            {
+                machine.set_last_move(fixed);
+            }
+        });
+    }
+}
+
+impl Control {
+    /// `vm.receive-migration`: replies when the VM runs or the migration has failed.
+    pub(in super::super) fn receive_migration(&mut self, request: ReceiveMigration, reply: Reply) {
+        match self.start_receiving(&request) {
+            Err(error) => reply.send(Err(error)),
+            Ok((number, progress)) => {
+                self.monitor.emit("vm", "migration-receive-started", &[]);
+                self.migrations.job = Job::Incoming {
+                    number,
+                    progress,
+                    reply: Some(reply),
+                    request,
+                    machine: None,
+                };
+            }
+        }
+    }
+
+    fn start_receiving(&mut self, request: &ReceiveMigration) -> Result<(u64, Progress), ApiError> {
+        let bad = |message: &str| Err(ApiError::message(Status::BadRequest, message));
+        if self.life.config().is_some() {
+            return Err(ApiError::message(
+                Status::Internal,
+                "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        if request.tls_dir.is_some() && !request.receiver_url.starts_with("tcp:") {
+            return bad("tls_dir is for tcp:ADDRESS:PORT");
+        }
+        if request.insecure && request.tls_dir.is_some() {
+            return bad("insecure is for tcp:ADDRESS:PORT without tls_dir");
+        }
+        if request.memory_mode != MigrationMode::Precopy {
+            return bad("memory_mode=Postcopy is not supported: use Precopy");
+        }
+        let tls = tls(request.tls_dir.as_ref(), request.tunnel.as_ref());
+        let mut listener =
+            Listener::bind(&request.receiver_url, tls.as_ref()).map_err(|error| {
+                let status = match error {
+                    vmm_migration::Error::Url(_) => Status::BadRequest,
+                    _ => Status::Internal,
+                };
+                ApiError::new(status, &error)
+            })?;
+        if listener.is_open_to_hosts() && !request.insecure {
+            return bad(
+                "any process that reaches this port could send a VM of its own: use TLS (tls_dir) or a loopback \
+                 address, or ask for it with insecure (--insecure), and name what the VM may use with paths (--paths)",
+            );
+        }
+        if let Some(path) = Allowed::missing(request) {
+            let message = format!(
+                "paths names {}, which does not exist: create it, or leave it out",
+                path.display()
+            );
+            return bad(&message);
+        }
+        if let Some(allowed) = Allowed::of(request) {
+            // Before there are threads that would not be restricted.
+            let enforced = allowed.enforce();
+            enforced.map_err(|error| ApiError::internal(&error))?;
+        }
+        let number = self.migrations.number();
+        let progress = Progress::new(Direction::Incoming, &request.receiver_url);
+        let host = |error: io::Error| host_error("prepare a migration", &error);
+        let mut coming = Coming {
+            control: self.migrations.on_control().map_err(host)?,
+            number,
+            host: self.migrations.host.clone(),
+        };
+        let of_thread = progress.clone();
+        self.start_thread(move || {
+            let ended = receive(&mut listener, &mut coming, &of_thread);
+            drop(listener);
+            coming
+                .control
+                .ask(move |control| control.received(number, ended));
+        })?;
+        Ok((number, progress))
+    }
+
+    /// Handles the end of an incoming migration.
+    fn received(&mut self, number: u64, ended: Result<(), Ended>) {
+        if !self.migrations.is_current(number) {
+            return;
+        }
+        let Job::Incoming {
+            progress, reply, ..
+        } = mem::replace(&mut self.migrations.job, Job::None)
+        else {
+            return;
+        };
+        let answer = match ended {
+            Ok(()) => {
+                log::info!("the VM has arrived: {}", summary(&progress.info()));
+                end(&progress, Phase::Completed, None);
+                self.monitor.emit("vm", "migration-receive-finished", &[]);
+                Ok(Response::Empty)
+            }
+            Err(Ended::Asked) => Ok(Response::Empty),
+            Err(Ended::Failed(error) | Ended::Stranger(error)) => {
+                let text = Chain(&error).to_string();
+                log::error!("no VM has arrived: {text}");
+                end(&progress, Phase::Failed, Some(text));
+                self.monitor.emit("vm", "migration-receive-failed", &[]);
+                Err(ApiError::internal(&error).context("no VM has arrived"))
+            }
+        };
+        self.migrations.last = Some(progress.info());
+        if let Some(reply) = reply {
+            reply.send(answer);
+        }
+    }
+
+    /// Every reason why an offer cannot be accepted.
+    fn reasons_to_refuse(&mut self, offer: &Offer) -> Vec<String> {
+        let mut reasons = Vec::new();
+        if self.life.config().is_some() {
+            reasons.push("the destination has a VM already".to_owned());
+        }
+        match self.incoming_config(offer) {
+            Ok(config) => reasons.extend(absent_files(&config)),
+            Err(more) => reasons.extend(more),
+        }
+        if let Some(needs) = &offer.cpu {
+            match compatible::host() {
+                Ok(host) => reasons.extend(compatible::reasons(needs, &host)),
+                Err(error) => reasons.push(Chain(&error).to_string()),
+            }
+        }
+        reasons
+    }
+
+    /// The configuration of an offer, adapted to this host, or everything that is wrong with it.
+    fn incoming_config(&self, offer: &Offer) -> Result<Box<VmConfig>, Vec<String>> {
+        let Job::Incoming { request, .. } = &self.migrations.job else {
+            return Err(vec!["no VM is awaited".to_owned()]);
+        };
+        let renames = request.renames.as_deref().unwrap_or_default();
+        let mut config = renamed(&offer.config, renames).map_err(|error| vec![error])?;
+        let mut reasons = Vec::new();
+        for update in request.zone_updates.iter().flatten() {
+            let zones = config.memory.zones.iter_mut().flatten();
+            match zones.into_iter().find(|zone| zone.id == update.id) {
+                Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
+                None => reasons.push(format!("the VM has no memory zone {:?}", update.id)),
+            }
+        }
+        config.confine(request.landlock_enable, request.landlock_rules.as_deref());
+        if let Err(error) = validate(&config) {
+            reasons.push(format!("the configuration is not valid: {error}"));
+        }
+        if let Some(allowed) = Allowed::of(request) {
+            reasons.extend(allowed.reasons(&config));
+        }
+        match reasons.is_empty() {
+            true => Ok(config),
+            false => Err(reasons),
+        }
+    }
+
+    fn prepare_incoming(
+        &mut self,
+        offer: &Offer,
+        given: Option<(Vec<GivenMemory>, Given)>,
+    ) -> Result<Vec<Region>, String> {
+        let mut config = self
+            .incoming_config(offer)
+            .map_err(|reasons| reasons.join("; "))?;
+        let plugged: Vec<_> = offer
+            .regions
+            .iter()
+            .filter(|region| region.hotplugged)
+            .map(|region| (region.guest, region.len))
+            .collect();
+        // Before there are threads that would not be restricted.
+        restrict(&config, None).map_err(|error| error.to_string())?;
+        let mut host = self.host().map_err(|error| error.to_string())?;
+        let is_given = given.is_some();
+        if let Some((memory, others)) = given {
+            host.memory = Some(memory);
+            host.given = Arc::new(others);
+        }
+        let machine = Machine::arriving(&mut config, &plugged, host)
+            .map_err(|error| failed(&error).to_string())?;
+        let ram = machine.moving_ram();
+        let here: Vec<_> = ram.iter().map(offered).collect();
+        if here != offer.regions {
+            return Err("the machine has its memory elsewhere here than at the source".to_owned());
+        }
+        if !is_given {
+            // Nothing of a VM that is refused is changed.
+            let cleared = machine.clear_memory();
+            cleared.map_err(|error| failed(&error).to_string())?;
+        }
+        if let Job::Incoming { machine: slot, .. } = &mut self.migrations.job {
+            *slot = Some(Incoming {
+                config,
+                machine: Box::new(machine),
+                paused: offer.paused,
+            });
+        }
+        let region = |moving: MovingRegion| Region {
+            guest: moving.guest,
+            mapping: moving.mapping,
+        };
+        Ok(ram.into_iter().map(region).collect())
+    }
+
+    fn run_incoming(&mut self) -> Result<(), String> {
+        let Job::Incoming { machine, .. } = &mut self.migrations.job else {
+            return Err("no VM is awaited".to_owned());
+        };
+        let Some(Incoming {
+            config,
+            mut machine,
+            paused,
+        }) = machine.take()
+        else {
+            return Err("no machine was prepared".to_owned());
+        };
+        if !paused {
+            machine
+                .resume()
+                .map_err(|error| failed(&error).to_string())?;
+            // Devices and some vCPUs run, so the source must not resume, however late another vCPU is.
+            if let Err(error) = machine.wait_running() {
+                log::error!("a vCPU is late to go on: {}", base::Chain(&error));
+            }
+        }
+        // Until now the files belonged to the source, if it is a process of this host.
+        machine.set_owns_sockets(true);
+        let run = match paused {
+            true => RunState::Paused,
+            false => RunState::Running,
+        };
+        self.life = Life::Live {
+            config,
+            machine,
+            run,
+        };
+        Ok(())
+    }
+}
+
+/// Device files that do not exist here, as texts for users.
+fn absent_files(config: &VmConfig) -> Vec<String> {
+    let devices = config.all_devices().into_iter();
+    let files = devices.flat_map(|(_, device)| device.files());
+    let needed = files.filter(|file| file.access != FileAccess::Create);
+    let reason = |file: vmm_config::FileUse| {
+        let error = file.path.metadata().err()?;
+        Some(format!(
+            "{} is not to be had at the destination ({error}): make it reachable, or name another \
+             file (--rename)",
+            file.path.display()
+        ))
+    };
+    let rules = config.landlock_rules.iter().flatten();
+    let rules = rules.filter(|_| config.landlock_enable);
+    let rules = rules.map(|rule| vmm_config::FileUse::read(&rule.path));
+    needed.chain(rules).filter_map(reason).collect()
+}
+
+/// The memory of an offer, and whatever else is handed over with the machine, from the received files, which are
+/// untrusted.
+fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>, Given), String> {
+    let mut regions = offer.regions.iter().enumerate();
+    let mut memory = Vec::new();
+    let others = Given::default();
+    for GivenFile { what, file } in files {
+        match what {
+            FileUse::Memory { region, offset } => match regions.next() {
+                Some((at, offered)) if region == at => memory.push(GivenMemory {
+                    guest: offered.guest,
+                    len: offered.len,
+                    file: File::from(file),
+                    offset,
+                }),
+                _ => return Err("the files of the memory did not come in its order".to_owned()),
+            },
+            FileUse::Socket { path } => others.add_socket(path, file),
+            FileUse::Tap { id, queue } => others.add_tap(id, queue, file),
+        }
+    }
+    match regions.next() {
+        None => Ok((memory, others)),
+        Some((at, _)) => Err(format!("no file came for region {at} of the memory")),
+    }
+}
+
+/// Fields of a configuration that name a host resource, in whatever device or part they are.
+pub(super) const NAMES: [&str; 12] = [
+    "path",
+    "socket",
+    "vhost_socket",
+    "server",
+    "file",
+    "record",
+    "tap",
+    "kernel",
+    "initramfs",
+    "firmware",
+    "igvm",
+    "src",
+];
+
+/// The configuration with the names that the host's resources have here.
+fn renamed(config: &VmConfig, renames: &[Rename]) -> Result<Box<VmConfig>, String> {
+    fn walk(value: &mut Value, renames: &[Rename]) {
+        match value {
+            Value::Object(fields) => {
+                for (name, value) in fields {
+                    match value {
+                        Value::String(text) if NAMES.contains(&name.as_str()) => {
+                            if let Some(rename) = renames.iter().find(|r| r.from == *text) {
+                                text.clone_from(&rename.to);
+                            }
+                        }
+                        value => walk(value, renames),
+                    }
+                }
+            }
+            Value::Array(values) => values.iter_mut().for_each(|value| walk(value, renames)),
+            _ => {}
+        }
+    }
+    let failed = |error: serde_json::Error| error.to_string();
+    let mut value = serde_json::to_value(config).map_err(failed)?;
+    walk(&mut value, renames);
+    serde_json::from_value(value).map_err(failed)
+}

@@ -1,0 +1,37 @@
+//! Responses of a VMM whose VM has left, until it exits: none of this needs KVM.
+
+use super::*;
+use crate::tests::control;
+
+#[test]
+fn all_who_watch_a_vm_leave_hear_how_it_has_ended() {
+    let mut control = control();
+    let latest = Instant::now() + WATCHED;
+    control.migrations.leave_at = Some(latest);
+    control.migrations.last = Some(MigrationInfo {
+        phase: Phase::Completed,
+        ..MigrationInfo::default()
+    });
+    let mut hears = || {
+        let Ok(Response::Migration(info)) = control.migration_info() else {
+            panic!("nothing is said");
+        };
+        assert_eq!(info.phase, Phase::Completed);
+        assert_eq!(control.exit, None);
+        control.migrations.leave_at
+    };
+    let shortened = hears();
+    assert!(shortened < Some(latest));
+    // Polling cannot keep it alive.
+    assert_eq!(hears(), shortened);
+}
+
+#[test]
+fn nothing_begins_in_a_vmm_that_ends_because_its_vm_has_left() {
+    let mut control = control();
+    control.migrations.leave_at = Some(Instant::now() + WATCHED);
+    let refused = control.refuse_if_migrating(&Request::VmBoot);
+    let said = refused.unwrap_err().to_string();
+    assert!(said.contains("the VM has left"), "{said}");
+    control.refuse_if_migrating(&Request::VmMigration).unwrap();
+}

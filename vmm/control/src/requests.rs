@@ -1,0 +1,718 @@
+//! The implementation of each API call.
+
+use std::{
+    collections::BTreeMap, error::Error as StdError, fs, mem, os::fd::OwnedFd, path::Path,
+    sync::Arc, time::Instant,
+};
+
+use vmm_api::{
+    AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, MemoryRestoreMode, PciDeviceInfo,
+    Reply, Request, Response, RestoreConfig, RestoredClock, Status, VmCounters, VmInfo, VmResize,
+    VmSnapshotConfig, VmState, VmmPingResponse,
+    metrics::{Metrics, VmMetrics},
+};
+use vmm_config::{Device, FileAccess, Refused, TapFd, VmConfig};
+use vmm_confinement::{landlock, seccomp::Spawner};
+use vmm_machine::{
+    Machine, consoles,
+    error::MachineError,
+    host::{Host, Shell},
+    resize::no_balloon,
+    save::{ClockSource, MemorySource, Saving},
+};
+use vmm_snapshot::lock::DirectoryLock;
+
+use super::{
+    Advance, Control, ExitReason,
+    accel::{check_selection, ring},
+    life::{Life, RunState},
+    migration::{Job, host_error},
+    storage,
+};
+
+type Answer = Result<Response, ApiError>;
+
+impl Handler for Control {
+    fn take(&mut self, request: Request, reply: Reply) {
+        let allowed = self
+            .refuse_if_migrating(&request)
+            .and_then(|()| self.refuse_if_waiting(&request))
+            .and_then(|()| self.refuse_if_frozen(&request));
+        if let Err(error) = allowed {
+            return reply.send(Err(error));
+        }
+        match request {
+            request if storage::waits(&request) => self.when_quiet(request, reply),
+            Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
+            Request::VmMoveAccel(request) => self.move_accel(request, reply),
+            Request::VmSnapshot(snapshot) if snapshot.accel == AccelInSnapshot::Save => {
+                self.save_with_applications(&snapshot, reply);
+            }
+            Request::VmSnapshot(snapshot) => self.snapshot_later(&snapshot, reply),
+            Request::VmCoredump(dump) => {
+                let file = place(dump.file(), &dump.destination_url).map(Path::to_owned);
+                self.coredump_later(file, reply);
+            }
+            Request::VmRestore(config, fds) => self.restore_later(&config, fds, reply),
+            request => reply.send(self.handle(request)),
+        }
+    }
+
+    fn handle(&mut self, request: Request) -> Answer {
+        self.refuse_if_frozen(&request)?;
+        self.refuse_if_migrating(&request)?;
+        match request {
+            Request::VmmPing => Ok(Response::Ping(VmmPingResponse::current())),
+            Request::VmmShutdown => {
+                self.exit = Some(ExitReason::Request);
+                Ok(Response::Empty)
+            }
+            Request::VmmMetrics => Ok(Response::Metrics(self.metrics())),
+            Request::VmCreate(config) => self.create(config),
+            Request::VmDelete => self.delete(),
+            Request::VmBoot => self.boot(),
+            Request::VmPause => self.pause(),
+            Request::VmResume => self.resume(),
+            Request::VmShutdown => self.shutdown(),
+            Request::VmReboot => self.reboot().map(|()| Response::Empty),
+            Request::VmPowerButton => self.on_live(|machine, _| machine.power_button()),
+            Request::VmNmi => self.on_live(|machine, _| machine.nmi()),
+            Request::VmInfo => self.info(),
+            Request::VmCounters => self.counters().map(Response::Counters),
+            Request::VmResize(resize) => self.resize(&resize),
+            Request::VmResizeDisk(resize) => {
+                self.on_live(|machine, _| machine.resize_disk(&resize.id, resize.desired_size))
+            }
+            Request::VmResizeZone(resize) => self.on_live(|machine, config| {
+                machine.resize_zone(config, &resize.id, resize.desired_ram)
+            }),
+            Request::VmAdd(device) => self.add(device),
+            Request::VmRemoveDevice(device) => {
+                // Cancelling a removal removes nothing.
+                if !device.cancel {
+                    self.refuse_if_tracking(&device.id)?;
+                }
+                self.remove(&device)
+            }
+            Request::VmSwapDevice(swap) => self.swap(&swap),
+            Request::VmSendMigration(request) => self.send_migration(&request),
+            // Answered later, like the next ones: see `take`.
+            Request::VmSnapshot(_) | Request::VmCoredump(_) => Err(ApiError::message(
+                Status::Internal,
+                "a VM can only be saved over the API",
+            )),
+            Request::VmMoveAccel(_) => Err(ApiError::message(
+                Status::Internal,
+                "applications can only be moved over the API",
+            )),
+            Request::VmRestore(..) => Err(ApiError::message(
+                Status::Internal,
+                "a VM can only be restored over the API, or when the VMM starts",
+            )),
+            // Answered later: see `take`.
+            Request::VmReceiveMigration(_) => Err(ApiError::message(
+                Status::Internal,
+                "a VM can only be received over the API",
+            )),
+            Request::VmMigration => self.migration_info(),
+            Request::VmCancelMigration => self.cancel_migration(),
+            Request::VmResolveMigration(resolve) => self.resolve_migration(&resolve),
+        }
+    }
+}
+
+impl Control {
+    fn create(&mut self, config: Box<VmConfig>) -> Answer {
+        if self.life.config().is_some() {
+            return Err(ApiError::message(
+                Status::Internal,
+                "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        restrict(&config, None)?;
+        self.life = Life::Created(config);
+        Ok(Response::Empty)
+    }
+
+    fn delete(&mut self) -> Answer {
+        if self.life.config().is_none() {
+            return Err(ApiError::not_created());
+        }
+        self.end_machine()?;
+        self.life = Life::None;
+        self.monitor.emit("vm", "deleted", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn boot(&mut self) -> Answer {
+        let mut config = match &self.life {
+            Life::None => return Err(ApiError::not_created()),
+            Life::Live { .. } => return Err(ApiError::wrong_state("the VM has booted already")),
+            Life::Created(config) => {
+                consoles::empty_files(config);
+                config.clone()
+            }
+            Life::Shutdown(config) => config.clone(),
+        };
+        self.monitor.emit("vm", "booting", &[]);
+        let host = self.host()?;
+        let mut machine = Machine::boot(&mut config, host).map_err(|e| failed(&e))?;
+        machine.resume().map_err(|e| failed(&e))?;
+        log::info!("the VM has booted after {:?}", self.started.elapsed());
+        self.life = Life::Live {
+            config,
+            machine: Box::new(machine),
+            run: RunState::Running,
+        };
+        self.monitor.emit("vm", "booted", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn pause(&mut self) -> Answer {
+        let Life::Live { machine, run, .. } = &mut self.life else {
+            return Err(self.not_live());
+        };
+        if *run == RunState::Paused {
+            return Err(ApiError::wrong_state("the VM is paused already"));
+        }
+        machine.pause().map_err(|e| failed(&e))?;
+        *run = RunState::Paused;
+        self.monitor.emit("vm", "paused", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn resume(&mut self) -> Answer {
+        let Life::Live { machine, run, .. } = &mut self.life else {
+            return Err(self.not_live());
+        };
+        let frozen = machine.is_frozen();
+        if *run == RunState::Running && !frozen {
+            return Err(ApiError::wrong_state("the VM is not paused"));
+        }
+        self.monitor.emit("vm", "resuming", &[]);
+        if *run == RunState::Paused {
+            machine.resume().map_err(|e| failed(&e))?;
+        }
+        *run = RunState::Running;
+        if frozen {
+            self.give_up_server();
+        }
+        self.monitor.emit("vm", "resumed", &[]);
+        Ok(Response::Empty)
+    }
+
+    fn shutdown(&mut self) -> Answer {
+        if self.life.machine_mut().is_none() {
+            return Err(self.not_live());
+        }
+        self.end_machine()?;
+        self.monitor.emit("vm", "shutdown", &[]);
+        Ok(Response::Empty)
+    }
+
+    /// Powers the machine off and boots the same configuration again.
+    pub(super) fn reboot(&mut self) -> Result<(), ApiError> {
+        if self.life.machine_mut().is_none() {
+            return Err(self.not_live());
+        }
+        self.monitor.emit("vm", "rebooting", &[]);
+        self.end_machine()?;
+        self.boot()?;
+        self.monitor.emit("vm", "rebooted", &[]);
+        Ok(())
+    }
+
+    /// Powers the machine off. Its memory is unmapped, so a machine whose storage does not respond
+    /// stays as it is.
+    fn end_machine(&mut self) -> Result<(), ApiError> {
+        if let Some(machine) = self.life.machine_mut() {
+            machine.quiesce().map_err(|e| failed(&e))?;
+        }
+        self.drop_machine();
+        Ok(())
+    }
+
+    /// Drops the machine; only its configuration remains.
+    pub(super) fn drop_machine(&mut self) {
+        self.life = match mem::take(&mut self.life) {
+            Life::Live {
+                mut config,
+                machine,
+                ..
+            } => {
+                drop(machine);
+                // Events that the old machine has left must not reach a new one.
+                self.receiver.clear();
+                self.abandon_storage_waits();
+                self.abandon_moves();
+                self.migrations.returns.clear();
+                self.removals.finish(&mut config, &mut self.monitor);
+                Life::Shutdown(config)
+            }
+            other => other,
+        };
+    }
+
+    /// Prepares a snapshot of a paused machine.
+    pub(super) fn begin_snapshot(
+        &mut self,
+        snapshot: &VmSnapshotConfig,
+    ) -> Result<Saving, ApiError> {
+        let directory = place(snapshot.directory(), &snapshot.destination_url)?;
+        // Only after it is certain that a snapshot is possible.
+        self.on_paused("saved", |_, _| Ok(()))?;
+        if snapshot.detach {
+            self.detach_physical()?;
+            self.on_paused("saved", |machine, _| machine.devices().detach())?;
+        }
+        self.monitor.emit("vm", "snapshotting", &[]);
+        Saving::new(directory).map_err(|e| failed(&e))
+    }
+
+    /// Creates the machine of a snapshot, paused. Its applications have no workers yet.
+    pub(super) fn restore(
+        &mut self,
+        request: &RestoreConfig,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ApiError> {
+        if self.life.config().is_some() {
+            return Err(ApiError::message(
+                Status::NotFound,
+                "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        let directory = place(request.directory(), &request.source_url)?;
+        // Prevents writes during reading. Memory that is loaded on demand is safe after that, too,
+        // because a new snapshot replaces the file.
+        let _reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
+        let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
+        config.confine(request.landlock_enable, request.landlock_rules.as_deref());
+        // Whoever wrote the directory is not trusted to have validated the configuration.
+        validate(&config)?;
+        assign_fds(&mut config, request, fds)?;
+        for update in request.zone_updates.iter().flatten() {
+            let zones = config.memory.zones.iter_mut().flatten();
+            match zones.into_iter().find(|zone| zone.id == update.id) {
+                Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
+                None => {
+                    return Err(ApiError::message(
+                        Status::BadRequest,
+                        format!("the snapshot has no memory zone {:?}", update.id),
+                    ));
+                }
+            }
+        }
+        restored_accels(&mut config, request)?;
+        if request.prefault {
+            config.memory.prefault = true;
+            let zones = config.memory.zones.iter_mut().flatten();
+            zones.for_each(|zone| zone.prefault = true);
+        }
+        let source = match request.memory_restore_mode {
+            MemoryRestoreMode::Copy => MemorySource::Copy,
+            MemoryRestoreMode::OnDemand => MemorySource::OnDemand,
+        };
+        restrict(&config, Some(directory))?;
+        let clock = match request.clock {
+            RestoredClock::Advance => ClockSource::Advance,
+            RestoredClock::Continue => ClockSource::Continue,
+        };
+        self.monitor.emit("vm", "restoring", &[]);
+        let host = self.host()?;
+        let machine = Machine::restore(&mut config, directory, source, clock, host)
+            .map_err(|e| failed(&e))?;
+        self.life = Life::Live {
+            config,
+            machine: Box::new(machine),
+            run: RunState::Paused,
+        };
+        Ok(())
+    }
+
+    /// Finishes restoring a machine that has everything it needs.
+    pub(super) fn finish_restore(&mut self, resume: bool, asked: Instant) -> Answer {
+        let Life::Live { machine, run, .. } = &mut self.life else {
+            return Err(self.not_live());
+        };
+        if resume {
+            machine.resume().map_err(|e| failed(&e))?;
+            *run = RunState::Running;
+        }
+        log::info!("the VM has been restored in {:?}", asked.elapsed());
+        self.monitor.emit("vm", "restored", &[]);
+        Ok(Response::Empty)
+    }
+
+    /// The process's resources for a new machine. Threads inherit the confinement that the control
+    /// thread has by now.
+    pub(super) fn host(&mut self) -> Result<Host, ApiError> {
+        let failed = |error: &dyn StdError| {
+            ApiError::internal(error).context("cannot prepare the host for a VM")
+        };
+        let shell = match mem::replace(&mut self.advance, Advance::No) {
+            Advance::Made(shell) => shell,
+            Advance::No | Advance::Due => Shell::new().map_err(|e| failed(&e))?,
+        };
+        Ok(Host {
+            shell,
+            spawner: Arc::new(
+                Spawner::new(self.filters.clone())
+                    .map_err(|error| failed(&host_error("start a thread", &error)))?,
+            ),
+            events: self.sender.clone(),
+            arriving: false,
+            archive: None,
+            memory: None,
+            given: Arc::default(),
+            start: self.started,
+        })
+    }
+
+    fn info(&mut self) -> Answer {
+        let (Some(config), Some(state)) = (self.life.config(), self.life.state()) else {
+            return Err(ApiError::not_created());
+        };
+        let config = Box::new(config.clone());
+        let (memory_actual_size, device_tree) = match &self.life {
+            Life::Live { machine, .. } => (
+                machine.memory_size(),
+                Some(device_tree(machine, &self.removals)),
+            ),
+            _ => (vmm_machine::placement::boot_size(&config), None),
+        };
+        Ok(Response::Info(Box::new(VmInfo {
+            config,
+            state,
+            memory_actual_size,
+            device_tree,
+            in_progress: self.in_progress(),
+        })))
+    }
+
+    /// What is being done that takes a while.
+    fn in_progress(&self) -> Option<InProgress> {
+        match &self.migrations.job {
+            Job::Writing(written) => Some(written.progress()),
+            _ => self.storage.progress(),
+        }
+    }
+
+    fn counters(&mut self) -> Result<VmCounters, ApiError> {
+        let Life::Live { machine, .. } = &self.life else {
+            return Err(self.not_live());
+        };
+        let named = |counters: BTreeMap<&'static str, u64>| {
+            counters
+                .into_iter()
+                .map(|(name, value)| (name.to_owned(), value))
+                .collect()
+        };
+        Ok(machine
+            .counters()
+            .into_iter()
+            .map(|(id, counters)| (id, named(counters)))
+            .collect())
+    }
+
+    fn metrics(&mut self) -> Metrics {
+        let Some(state) = self.life.state() else {
+            return Metrics { vm: None };
+        };
+        let counters = self.counters().unwrap_or_default();
+        let (vcpus, memory_bytes) = match &self.life {
+            Life::Live { machine, .. } => (machine.vcpus(), machine.memory_size()),
+            _ => (0, 0),
+        };
+        Metrics {
+            vm: Some(VmMetrics {
+                state,
+                vcpus,
+                memory_bytes,
+                counters,
+            }),
+        }
+    }
+
+    fn resize(&mut self, resize: &VmResize) -> Answer {
+        if let Life::Created(config) | Life::Shutdown(config) = &mut self.life {
+            // Takes effect at the next boot.
+            return change(config, |config| {
+                if let Some(vcpus) = resize.desired_vcpus {
+                    config.cpus.boot_vcpus = vcpus;
+                }
+                if let Some(size) = resize.desired_ram {
+                    config.memory.size = size;
+                }
+                if let Some(size) = resize.desired_balloon {
+                    let balloon = config.balloon.as_mut().ok_or_else(no_balloon)?;
+                    balloon.size = size;
+                }
+                Ok(())
+            });
+        }
+        self.monitor.emit("vm", "resizing", &[]);
+        self.on_live(|machine, config| {
+            if let Some(vcpus) = resize.desired_vcpus {
+                machine.resize_cpus(vcpus)?;
+                config.cpus.boot_vcpus = vcpus;
+            }
+            if let Some(size) = resize.desired_ram {
+                machine.resize_memory(config, size)?;
+            }
+            if let Some(size) = resize.desired_balloon {
+                machine.resize_balloon(config, size)?;
+            }
+            Ok(())
+        })?;
+        self.monitor.emit("vm", "resized", &[]);
+        Ok(Response::Empty)
+    }
+
+    /// Plugs a device into a live machine, or adds it to the configuration for the next boot.
+    fn add(&mut self, mut device: Box<dyn Device>) -> Answer {
+        self.refuse_if_leaving(device.needs())?;
+        if let Some(vm) = self.life.config() {
+            let running = matches!(self.life, Life::Live { .. });
+            device
+                .check_joins(vm, running)
+                .map_err(|Refused(why)| ApiError::message(Status::BadRequest, why))?;
+            if let Some(id) = &device.common().id
+                && vm.has_device(id)
+            {
+                return Err(match self.removals.state(id) {
+                    None => failed(&MachineError::DuplicateId(id.clone())),
+                    Some(_) => ApiError::message(
+                        Status::Conflict,
+                        format!(
+                            "device {id:?} is being removed, and the guest has yet to give it up: wait for that, \
+                             remove it with force, or choose another id"
+                        ),
+                    ),
+                });
+            }
+            if !vm.has_room_for(&*device) {
+                return Err(ApiError::message(
+                    Status::Conflict,
+                    "the VM has a device of this kind already, and can have only one",
+                ));
+            }
+            // A wrong file name is reported to the client that made the error, not to the one that
+            // boots the VM.
+            check_files(&*device)?;
+        }
+        match &mut self.life {
+            Life::None => Err(ApiError::not_created()),
+            Life::Created(vm) | Life::Shutdown(vm) => change(vm, |vm| {
+                vm.put_device(device);
+                Ok(())
+            }),
+            Life::Live {
+                config: vm,
+                machine,
+                ..
+            } => {
+                // Which segments are behind the virtual IOMMU is undecided until the machine boots.
+                device.normalize_segment(vm.iommu_segments());
+                let (id, bdf) = machine.add_device(&mut *device).map_err(|e| failed(&e))?;
+                vm.put_device(device);
+                self.monitor.emit("vm", "device-added", &[("id", &id)]);
+                Ok(Response::Device(PciDeviceInfo {
+                    id,
+                    bdf: bdf.to_string(),
+                }))
+            }
+        }
+    }
+
+    fn on_live(
+        &mut self,
+        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<(), MachineError>,
+    ) -> Answer {
+        self.of_live(work).map(|()| Response::Empty)
+    }
+
+    fn of_live<R>(
+        &mut self,
+        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<R, MachineError>,
+    ) -> Result<R, ApiError> {
+        match &mut self.life {
+            Life::Live {
+                machine, config, ..
+            } => work(machine, config).map_err(|e| failed(&e)),
+            _ => Err(self.not_live()),
+        }
+    }
+
+    pub(super) fn on_paused<R>(
+        &mut self,
+        what: &str,
+        work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<R, MachineError>,
+    ) -> Result<R, ApiError> {
+        if matches!(self.life.state(), Some(VmState::Running | VmState::Frozen)) {
+            let message = format!("a running VM cannot be {what}: pause it first (vm.pause)");
+            return Err(ApiError::wrong_state(message));
+        }
+        self.of_live(work)
+    }
+
+    pub(super) fn not_live(&self) -> ApiError {
+        match self.life {
+            Life::None => ApiError::not_created(),
+            _ => ApiError::wrong_state("the VM has not booted: use vm.boot (gantry ctl boot)"),
+        }
+    }
+}
+
+/// Restricts this process to the VM's files for good, if its configuration says so.
+pub(super) fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), ApiError> {
+    if !config.landlock_enable {
+        return Ok(());
+    }
+    landlock::restrict(config, source).map_err(|error| ApiError::internal(&error))
+}
+
+/// Changes the pools of the accelerators that the request names.
+fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(), ApiError> {
+    for update in request.accels.iter().flatten() {
+        let Some(ring) = ring(config, &update.id) else {
+            return Err(ApiError::message(
+                Status::BadRequest,
+                format!(
+                    "the snapshot has no accelerator {:?} that a pool serves",
+                    update.id
+                ),
+            ));
+        };
+        check_selection(update.device.as_deref())?;
+        ring.socket.clone_from(&update.socket);
+        if let Some(device) = &update.device {
+            ring.device = Some(device.clone()).filter(|device| !device.is_empty());
+        }
+    }
+    Ok(())
+}
+
+/// Assigns the descriptors that came with the request to the network cards of a snapshot.
+pub(super) fn assign_fds(
+    config: &mut VmConfig,
+    request: &RestoreConfig,
+    fds: Vec<OwnedFd>,
+) -> Result<(), ApiError> {
+    let mut fds = fds.into_iter();
+    for restored in request.net_fds.iter().flatten() {
+        let cards = config.net.iter_mut().flatten();
+        let card = cards
+            .into_iter()
+            .find(|net| net.common.id.as_deref() == Some(&restored.id));
+        let own: Vec<_> = if restored.fds.is_empty() {
+            let own = fds.by_ref().take(restored.num_fds);
+            own.map(TapFd::from).collect()
+        } else {
+            restored.fds.iter().copied().map(TapFd::Inherited).collect()
+        };
+        match card {
+            Some(card) if own.len() == restored.num_fds => card.fds = own,
+            _ => {
+                return Err(ApiError::message(
+                    Status::BadRequest,
+                    format!(
+                        "network card {:?} of net_fds is not in the snapshot, or came with \
+                         {} descriptors instead of {}",
+                        restored.id,
+                        own.len(),
+                        restored.num_fds
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Checks that the files of a device exist, unless it has descriptors.
+fn check_files(device: &dyn Device) -> Result<(), ApiError> {
+    if !device.descriptors().is_empty() {
+        return Ok(());
+    }
+    for file in device.files() {
+        if file.access == FileAccess::Create {
+            continue;
+        }
+        if let Err(error) = fs::metadata(&file.path) {
+            let why = format!("cannot use {}: {error}", file.path.display());
+            return Err(ApiError::message(Status::BadRequest, why));
+        }
+    }
+    Ok(())
+}
+
+/// Changes the configuration of a VM that is powered off, if the result is valid.
+fn change(
+    config: &mut VmConfig,
+    work: impl FnOnce(&mut VmConfig) -> Result<(), MachineError>,
+) -> Answer {
+    let mut changed = config.clone();
+    work(&mut changed).map_err(|e| failed(&e))?;
+    changed.normalize();
+    validate(&changed)?;
+    *config = changed;
+    Ok(Response::Empty)
+}
+
+pub(super) fn validate(config: &VmConfig) -> Result<(), ApiError> {
+    config.validate().map_err(|error| {
+        ApiError::new(Status::BadRequest, &error).context("the configuration is not valid")
+    })
+}
+
+fn place<'a>(path: Option<&'a Path>, url: &str) -> Result<&'a Path, ApiError> {
+    path.ok_or_else(|| {
+        failed(&MachineError::Url {
+            url: url.to_owned(),
+        })
+    })
+}
+
+/// Converts an error to an API error with the appropriate status.
+pub(super) fn failed(error: &MachineError) -> ApiError {
+    let status = match error {
+        MachineError::NoDevice(_) => Status::NotFound,
+        MachineError::DuplicateId(_) => Status::Conflict,
+        MachineError::CpuRemovalPending => Status::TooManyRequests,
+        MachineError::Invalid(_)
+        | MachineError::Url { .. }
+        | MachineError::NoSegment { .. }
+        | MachineError::BehindIommu { .. }
+        | MachineError::NoIommu
+        | MachineError::NotBehindIommu { .. }
+        | MachineError::NoRootPort(_)
+        | MachineError::TooLate { .. }
+        | MachineError::NotRemovable(_)
+        | MachineError::WrongKind { .. } => Status::BadRequest,
+        _ => Status::Internal,
+    };
+    ApiError::new(status, error)
+}
+
+fn device_tree(
+    machine: &Machine,
+    removals: &super::removals::Removals,
+) -> BTreeMap<String, DeviceNode> {
+    machine
+        .devices()
+        .iter()
+        .map(|(id, device)| {
+            let node = DeviceNode {
+                id: id.clone(),
+                pci_bdf: Some(device.bdf.to_string()),
+                children: machine.devices().behind(device),
+                state: removals
+                    .state(id)
+                    .or_else(|| device.is_lost().then_some("lost"))
+                    .map(str::to_owned),
+                ..Default::default()
+            };
+            (id.clone(), node)
+        })
+        .collect()
+}

@@ -1,0 +1,287 @@
+//! Snapshots and core dumps. A thread of their own writes them, at the speed of the disk. Meanwhile the control thread
+//! serves requests, but refuses those that would change the machine.
+//!
+//! ```text
+//!   control thread                          thread
+//!   the state of the paused machine  ──>    memory, configuration and state are written
+//!   the client is answered           <──    and replace an older snapshot
+//! ```
+
+use std::{mem, path::PathBuf, sync::mpsc, time::Duration};
+
+use base::Chain;
+use devices::{accel::saved::Stopped, thread::ThreadRole};
+use vmm_api::{ApiError, InProgress, Operation, Reply, Response, VmSnapshotConfig};
+use vmm_machine::{error::MachineError, save::Saving};
+use vmm_snapshot::writing::Writing;
+
+use super::{
+    Control,
+    migration::{Job, OVER, host_error},
+    requests::failed,
+};
+
+/// Name of the thread.
+const THREAD: &str = "_snapshot";
+
+/// How long the end of the process waits for a thread that was told to stop. It stops after its next write, which takes
+/// about a second on a disk of 6 MB/s; a thread that hangs in the kernel leaves files that the next snapshot removes.
+const LAST_WRITE: Duration = Duration::from_secs(3);
+
+/// A snapshot or a core dump that is being written.
+pub(super) struct Written {
+    /// Its number.
+    pub(super) number: u64,
+    operation: Operation,
+    writing: Writing,
+    reply: Reply,
+    /// Applications of accelerators, which continue when this is dropped.
+    stopped: Option<Stopped>,
+    /// How it ended. The control thread is told afterwards that it did.
+    ended: mpsc::Receiver<Result<(), MachineError>>,
+}
+
+impl Written {
+    /// The activity, as the beginning of a sentence.
+    pub(super) fn what(&self) -> &'static str {
+        match self.operation {
+            Operation::Coredump => "a core dump of the VM is being written",
+            _ => "a snapshot of the VM is being written",
+        }
+    }
+
+    /// What `vm.info` says about it.
+    pub(super) fn progress(&self) -> InProgress {
+        let (done, total) = self.writing.bytes();
+        InProgress {
+            operation: self.operation,
+            done_bytes: Some(done),
+            total_bytes: Some(total),
+            waits_for: None,
+        }
+    }
+
+    /// Cancels it, unless it is complete but for its names.
+    pub(super) fn cancel(&self) -> Result<(), ApiError> {
+        match self.writing.cancel() {
+            true => Ok(()),
+            false => Err(ApiError::wrong_state(
+                "everything is written, and takes its place: it is too late to cancel that",
+            )),
+        }
+    }
+}
+
+impl Control {
+    /// `vm.snapshot` without applications: replies when everything is written.
+    pub(super) fn snapshot_later(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
+        match self.begin_snapshot(snapshot) {
+            Ok(saving) => self.write_snapshot(saving, None, reply),
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    /// Writes the snapshot of a machine whose applications, if there are any, are saved.
+    pub(super) fn write_snapshot(
+        &mut self,
+        saving: Saving,
+        stopped: Option<Stopped>,
+        reply: Reply,
+    ) {
+        let image = self.on_paused("saved", |machine, config| machine.image(config));
+        match image {
+            Ok(image) => {
+                let total = image.memory();
+                let work = move |writing: &Writing| image.write(saving, writing);
+                self.write(Operation::Snapshot, total, stopped, work, reply);
+            }
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    /// `vm.coredump`: replies when everything is written.
+    pub(super) fn coredump_later(&mut self, file: Result<PathBuf, ApiError>, reply: Reply) {
+        let dump = file.and_then(|file| self.on_paused("dumped", |machine, _| machine.core(&file)));
+        match dump {
+            Ok(core) => {
+                let total = core.memory();
+                let work = move |writing: &Writing| core.write(writing);
+                self.write(Operation::Coredump, total, None, work, reply);
+            }
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    fn write(
+        &mut self,
+        operation: Operation,
+        total: u64,
+        stopped: Option<Stopped>,
+        work: impl FnOnce(&Writing) -> Result<(), MachineError> + Send + 'static,
+        reply: Reply,
+    ) {
+        let number = self.migrations.number();
+        let (end, ended) = mpsc::channel();
+        let writing = Writing::new(total);
+        let of_thread = writing.clone();
+        let control = match self.migrations.on_control() {
+            Ok(control) => control,
+            Err(error) => return reply.send(Err(host_error("write a file", &error))),
+        };
+        let started = self.start_thread_as(
+            ThreadRole::Snapshot,
+            THREAD,
+            Box::new(move || {
+                // Fails only if nobody waits for it any more.
+                let _ = end.send(work(&of_thread));
+                control.tell(move |control| control.is_written(number));
+            }),
+        );
+        if let Err(error) = started {
+            return reply.send(Err(error));
+        }
+        self.migrations.job = Job::Writing(Written {
+            number,
+            operation,
+            writing,
+            reply,
+            stopped,
+            ended,
+        });
+    }
+
+    /// Handles the end of the thread.
+    fn is_written(&mut self, number: u64) {
+        if !self.migrations.is_current(number) {
+            return;
+        }
+        match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Writing(job) => {
+                // It was sent before this was.
+                if let Ok(written) = job.ended.recv() {
+                    self.answer(job, written);
+                }
+            }
+            other => self.migrations.job = other,
+        }
+    }
+
+    /// Tells the client how it ended.
+    fn answer(&mut self, job: Written, written: Result<(), MachineError>) {
+        let is_cancelled = job.writing.is_cancelled();
+        let answer = match (written, job.operation) {
+            (Ok(()), Operation::Snapshot) => {
+                self.monitor.emit("vm", "snapshotted", &[]);
+                Ok(Response::Empty)
+            }
+            (Ok(()), _) => Ok(Response::Empty),
+            (Err(error), operation) => {
+                let reason = Chain(&error).to_string();
+                log::warn!("{}, and has failed: {reason}", job.what());
+                if operation == Operation::Snapshot {
+                    let properties = [("reason", reason.as_str())];
+                    self.monitor.emit("vm", "snapshot-failed", &properties);
+                }
+                Err(match is_cancelled {
+                    true => ApiError::wrong_state(reason),
+                    false => failed(&error),
+                })
+            }
+        };
+        let Written { reply, stopped, .. } = job;
+        // The client may resume the VM as soon as it has the answer.
+        drop(stopped);
+        reply.send(answer);
+    }
+
+    /// Cancels writing, because the machine is replaced. If the files are about to replace older ones, waits until they
+    /// have: the client is told that they did.
+    pub(super) fn abandon_writing(&mut self) {
+        self.give_up_writing(Duration::ZERO);
+    }
+
+    /// Cancels writing, because the process ends, and waits until the thread has removed what it wrote; or, if it is
+    /// about to replace an older snapshot, until it has.
+    pub(super) fn end_writing(&mut self) {
+        self.give_up_writing(LAST_WRITE);
+    }
+
+    /// Cancels writing, and waits this long for the thread; as long as it takes if it is too late to cancel that.
+    fn give_up_writing(&mut self, patience: Duration) {
+        let job = match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Writing(job) => job,
+            other => {
+                self.migrations.job = other;
+                return;
+            }
+        };
+        let written = match job.writing.cancel() {
+            // A timeout is as good as the end: a cancelled snapshot never takes another one's place.
+            true => {
+                let _ = job.ended.recv_timeout(patience);
+                None
+            }
+            false => job.ended.recv().ok(),
+        };
+        match written {
+            Some(written) => self.answer(job, written),
+            None => job.reply.send(Err(ApiError::wrong_state(OVER))),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::tests::control, *};
+
+    /// What the client hears of writing that the control thread gives up when it can no longer be cancelled.
+    fn answer_to_sealed(
+        give_up: impl FnOnce(&mut Control),
+        has_failed: bool,
+    ) -> Result<Response, ApiError> {
+        let mut control = control();
+        let (sender, answer) = mpsc::channel();
+        let reply = Reply::new(move |answer| sender.send(answer).unwrap());
+        let (sealed, is_sealed) = mpsc::channel();
+        let work = move |writing: &Writing| {
+            let _seal = writing.seal().unwrap();
+            sealed.send(()).unwrap();
+            match has_failed {
+                true => Err(MachineError::SnapshotMismatch("disk is full".to_owned())),
+                false => Ok(()),
+            }
+        };
+        control.write(Operation::Snapshot, 0, None, work, reply);
+        is_sealed.recv().unwrap();
+        give_up(&mut control);
+        answer.try_recv().unwrap()
+    }
+
+    #[test]
+    fn what_took_its_place_is_not_said_to_be_cancelled() {
+        for give_up in [Control::abandon_writing, Control::end_writing] {
+            answer_to_sealed(give_up, false).unwrap();
+            let error = answer_to_sealed(give_up, true).unwrap_err().to_string();
+            assert!(error.contains("disk is full"), "{error}");
+        }
+    }
+
+    #[test]
+    fn what_is_cancelled_is_answered_at_once_and_takes_no_place() {
+        let mut control = control();
+        let (sender, answer) = mpsc::channel();
+        let reply = Reply::new(move |answer| sender.send(answer).unwrap());
+        let (go, goes) = mpsc::channel();
+        let (end, ended) = mpsc::channel();
+        let work = move |writing: &Writing| {
+            goes.recv().unwrap();
+            end.send(writing.seal().is_err()).unwrap();
+            Ok(())
+        };
+        control.write(Operation::Snapshot, 0, None, work, reply);
+        control.abandon_writing();
+        answer.try_recv().unwrap().unwrap_err();
+        go.send(()).unwrap();
+        assert!(ended.recv().unwrap());
+    }
+}

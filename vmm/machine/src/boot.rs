@@ -1,0 +1,120 @@
+//! Loads a kernel into a new machine.
+
+use std::{fs::File, path::Path};
+
+use arch::{acpi, boot, layout::GENERATION_ID_START, smbios};
+use base::regular_file::{self, Links};
+use vm_memory::GuestAddressSpace;
+use vmm_config::{PlatformConfig, VmConfig};
+
+use super::{Machine, error::MachineError, generation::Generation, kinds::iommu::Iommu};
+
+impl Machine {
+    /// Loads the configured payload, describes the machine to it, and adds the vCPUs.
+    pub(super) fn load(&mut self, config: &VmConfig) -> Result<(), MachineError> {
+        let kernel_path = config
+            .payload
+            .kernel
+            .as_ref()
+            .ok_or(MachineError::NoKernel)?;
+        let mut kernel = open("kernel", kernel_path)?;
+        let mut initramfs = match &config.payload.initramfs {
+            Some(path) => Some(open("initramfs", path)?),
+            None => None,
+        };
+        let memory = &*self.ram.memory().memory();
+        let failed = |source| MachineError::Boot {
+            kernel: kernel_path.clone(),
+            source,
+        };
+        let cmdline = config.payload.cmdline.as_deref().unwrap_or("");
+        let guest = boot::load(memory, &self.map, &mut kernel, initramfs.as_mut(), cmdline)
+            .map_err(failed)?;
+        let mut aml = vec![self.devices.aml()];
+        aml.extend(self.platform.aml());
+        let rsdp = acpi::write_tables(
+            memory,
+            &acpi::Machine {
+                map: &self.map,
+                topology: &self.topology,
+                boot_vcpus: config.cpus.boot_vcpus,
+                pm_timer: true,
+                numa: &super::numa::nodes(config, &self.map, &self.ram),
+                iommu: Iommu::of(config).map(|iommu| iommu.described()),
+                devices: &aml,
+            },
+        )?;
+        let platform = config.platform.clone().unwrap_or_default();
+        smbios::write(memory, &smbios_strings(&platform)?)?;
+        self.generation = Some(Generation::at(GENERATION_ID_START));
+        self.renew_generation()?;
+        let entry = boot::write_boot_data(memory, &self.map, &guest, rsdp).map_err(failed)?;
+        self.cpus.boot(config.cpus.boot_vcpus, &entry)?;
+        Ok(())
+    }
+}
+
+fn open(what: &'static str, path: &Path) -> Result<File, MachineError> {
+    regular_file::open(path, Links::Follow).map_err(|source| MachineError::OpenPayload {
+        what,
+        path: path.to_owned(),
+        source,
+    })
+}
+
+fn smbios_strings(platform: &PlatformConfig) -> Result<smbios::Platform, MachineError> {
+    Ok(smbios::Platform {
+        manufacturer: platform.system_manufacturer.clone(),
+        product: platform.system_product_name.clone(),
+        version: platform.system_version.clone(),
+        serial_number: platform.system_serial_number.clone(),
+        uuid: platform
+            .system_uuid
+            .as_deref()
+            .map(parse_uuid)
+            .transpose()?,
+        sku: platform.system_sku_number.clone(),
+        family: platform.system_family.clone(),
+        chassis_asset_tag: platform.chassis_asset_tag.clone(),
+        oem_strings: platform.oem_strings.clone().unwrap_or_default(),
+    })
+}
+
+/// Parses 32 hexadecimal digits, with or without hyphens.
+fn parse_uuid(text: &str) -> Result<[u8; 16], MachineError> {
+    let digits: Vec<u8> = text
+        .chars()
+        .filter(|&c| c != '-')
+        .map_while(|c| c.to_digit(16).map(|digit| digit as u8))
+        .collect();
+    let bytes: Vec<u8> = digits
+        .chunks(2)
+        .map(|pair| pair.iter().fold(0, |n, d| n << 4 | d))
+        .collect();
+    match (<[u8; 16]>::try_from(bytes), digits.len()) {
+        (Ok(uuid), 32) => Ok(uuid),
+        _ => Err(MachineError::Invalid(format!(
+            "{text:?} is no UUID (platform.uuid)"
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernel_that_is_no_file_is_refused_at_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let fifo = dir.path().join("vmlinuz");
+        let name = std::ffi::CString::new(fifo.to_str().unwrap()).unwrap();
+        // SAFETY: a terminated string.
+        assert_eq!(unsafe { libc::mkfifo(name.as_ptr(), 0o600) }, 0);
+        for path in [&*fifo, Path::new("/dev/zero"), dir.path()] {
+            let error = open("kernel", path).unwrap_err();
+            assert!(matches!(error, MachineError::OpenPayload { .. }), "{error}");
+        }
+        std::os::unix::fs::symlink("/proc/self/maps", dir.path().join("link")).unwrap();
+        open("kernel", &dir.path().join("link")).unwrap();
+    }
+}

@@ -1,0 +1,471 @@
+//! All vCPUs of a machine.
+
+use std::{
+    collections::BTreeMap,
+    io, mem,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use arch::{boot::EntryPoint, cpuid::CpuidError, registers};
+use devices::thread::ThreadSpawner;
+use hypervisor::{CpuNeeds, Kvm, Vcpu, VcpuState, VcpuStats, Vm};
+use kvm_bindings::{kvm_cpuid_entry2, kvm_regs, kvm_sregs};
+use vmm_config::CoreScheduling;
+
+use super::{
+    core_scheduling,
+    memory_faults::DeviceMemory,
+    thread::{ReportCpuEvent, VcpuThread},
+    throttle::Throttle,
+};
+use crate::buses::Buses;
+
+/// A time-stamp counter value that is far from any guest's: KVM ignores a new value that is close to the vCPU's
+/// previous one ([`Vcpu::set_tsc`]).
+const NOBODYS_TSC: u64 = 1 << 62;
+
+/// vCPUs could not be started, stopped or saved.
+#[derive(Debug, thiserror::Error)]
+pub enum CpusError {
+    /// The CPUID leaves could not be computed.
+    #[error("cannot make up the CPUID of vCPU {vcpu}")]
+    Cpuid {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why.
+        source: CpuidError,
+    },
+    /// A KVM operation failed.
+    #[error("cannot set up vCPU {vcpu}")]
+    Kvm {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why.
+        source: hypervisor::Error,
+    },
+    /// The thread could not be started.
+    #[error("cannot start the thread of vCPU {vcpu}")]
+    Thread {
+        /// The vCPU.
+        vcpu: u32,
+        /// Why.
+        source: io::Error,
+    },
+    /// The vCPU's thread has ended or is running the guest.
+    #[error("vCPU {vcpu} does not answer")]
+    Unresponsive {
+        /// The vCPU.
+        vcpu: u32,
+    },
+    /// The snapshot has a vCPU that the machine cannot have.
+    #[error("the snapshot has a vCPU {vcpu}, the machine has at most {max}")]
+    TooMany {
+        /// The vCPU.
+        vcpu: u32,
+        /// Maximum number of vCPUs of the machine.
+        max: u32,
+    },
+    /// The saved guest has seen features that this host lacks.
+    #[error("the snapshot's guest uses features that this host lacks: {missing}")]
+    MissingFeatures {
+        /// Names of the features.
+        missing: String,
+    },
+}
+
+/// A saved vCPU.
+#[derive(serde::Serialize, serde::Deserialize)]
+pub struct SavedCpu {
+    /// Its number.
+    pub vcpu: u32,
+    /// Its state.
+    pub state: VcpuState,
+}
+
+/// General and control registers.
+pub type Registers = (kvm_regs, kvm_sregs);
+
+/// Settings that all vCPUs share.
+pub struct CpuSetup {
+    /// CPUID leaves that KVM supports.
+    pub supported_cpuid: Vec<kvm_cpuid_entry2>,
+    /// The CPUID configuration of the guest.
+    pub cpuid: arch::cpuid::Config,
+    /// Host CPUs for each vCPU; a vCPU without an entry may run anywhere.
+    pub affinity: BTreeMap<u32, Vec<usize>>,
+    /// Which vCPUs may share physical cores.
+    pub core_scheduling: CoreScheduling,
+    /// Receives reports of vCPUs that cannot continue.
+    pub report: ReportCpuEvent,
+    /// Memory of devices that the guest sees.
+    pub devices: Arc<dyn DeviceMemory>,
+    /// Starts the threads.
+    pub spawner: Arc<dyn ThreadSpawner>,
+}
+
+/// All vCPUs of a machine.
+pub struct Cpus {
+    vm: Arc<Vm>,
+    buses: Arc<Buses>,
+    setup: CpuSetup,
+    msrs: Vec<u32>,
+    running: bool,
+    throttle: Option<Throttle>,
+    threads: BTreeMap<u32, VcpuThread>,
+    /// Created before the states that they will get have arrived.
+    expected: BTreeMap<u32, VcpuThread>,
+    /// Statistics of all vCPUs that were ever created.
+    stats: BTreeMap<u32, VcpuStats>,
+    /// Unplugged vCPUs: KVM cannot remove a vCPU from a VM, so they are kept for another plug.
+    spares: BTreeMap<u32, Vcpu>,
+}
+
+impl Cpus {
+    /// A machine without vCPUs.
+    pub fn new(
+        kvm: &Kvm,
+        vm: Arc<Vm>,
+        buses: Arc<Buses>,
+        setup: CpuSetup,
+    ) -> Result<Self, CpusError> {
+        let msrs = kvm
+            .msr_indices()
+            .map_err(|source| CpusError::Kvm { vcpu: 0, source })?;
+        core_scheduling::before_machine(setup.core_scheduling);
+        Ok(Self {
+            vm,
+            buses,
+            setup,
+            msrs: arch::msrs::to_save(&msrs),
+            running: false,
+            throttle: None,
+            threads: BTreeMap::new(),
+            expected: BTreeMap::new(),
+            stats: BTreeMap::new(),
+            spares: BTreeMap::new(),
+        })
+    }
+
+    /// Number of vCPUs.
+    pub fn count(&self) -> u32 {
+        // At most 255.
+        self.threads.len() as u32
+    }
+
+    /// Maximum number of vCPUs.
+    pub fn max(&self) -> u32 {
+        self.setup.cpuid.topology.vcpus()
+    }
+
+    /// Whether there is a vCPU with this number.
+    pub fn is_present(&self, vcpu: u32) -> bool {
+        self.threads.contains_key(&vcpu)
+    }
+
+    /// Adds vCPUs 0 to `count` (exclusive) for a boot, paused; the first one starts at `entry`.
+    pub fn boot(&mut self, count: u32, entry: &EntryPoint) -> Result<(), CpusError> {
+        for index in 0..count {
+            let vcpu = self.create(index)?;
+            if index == 0 {
+                let kvm = |source| CpusError::Kvm {
+                    vcpu: index,
+                    source,
+                };
+                let reset = vcpu.sregs().map_err(kvm)?;
+                vcpu.set_sregs(&registers::sregs(reset, entry))
+                    .map_err(kvm)?;
+                vcpu.set_regs(&registers::regs(entry)).map_err(kvm)?;
+            }
+            self.start(index, vcpu)?;
+        }
+        Ok(())
+    }
+
+    /// Adds a vCPU that waits for the guest to start it.
+    pub fn plug(&mut self, index: u32) -> Result<(), CpusError> {
+        let vcpu = match self.spares.remove(&index) {
+            Some(vcpu) => vcpu,
+            None => self.create(index)?,
+        };
+        self.start(index, vcpu)?;
+        if self.running
+            && let Some(thread) = self.threads.get(&index)
+        {
+            thread.resume();
+        }
+        Ok(())
+    }
+
+    /// Removes a vCPU that the guest has given up.
+    pub fn unplug(&mut self, index: u32) {
+        if let Some(vcpu) = self.threads.remove(&index).and_then(VcpuThread::stop) {
+            self.spares.insert(index, vcpu);
+        }
+    }
+
+    /// Lets all vCPUs run.
+    pub fn resume(&mut self) {
+        self.running = true;
+        self.threads.values().for_each(VcpuThread::resume);
+    }
+
+    /// Waits until all vCPUs that were told to run have left their parking loop. This takes as long as the host needs
+    /// to wake a thread.
+    pub fn wait_running(&self) -> Result<(), CpusError> {
+        /// A thread that is not woken by then never will be.
+        const PATIENCE: Duration = Duration::from_secs(5);
+        for (&vcpu, thread) in &self.threads {
+            if !thread.wait_running(PATIENCE) {
+                return Err(CpusError::Unresponsive { vcpu });
+            }
+        }
+        Ok(())
+    }
+
+    /// Throttles all current vCPUs by this percentage of their time; 0 disables throttling.
+    pub fn throttle(&mut self, percent: u8) -> io::Result<()> {
+        match &self.throttle {
+            _ if percent == 0 => self.throttle = None,
+            Some(throttle) => throttle.set(percent),
+            None => {
+                let vcpus = self.threads.values().map(VcpuThread::napper).collect();
+                let throttle = Throttle::start(percent, vcpus, &*self.setup.spawner)?;
+                self.throttle = Some(throttle);
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes all vCPUs leave the guest, and tells the guest that it was paused.
+    pub fn pause(&mut self) {
+        self.running = false;
+        // All of them first, so that they leave at the same time.
+        self.threads.values().for_each(VcpuThread::request_park);
+        self.threads.values().for_each(VcpuThread::wait_parked);
+        for thread in self.threads.values() {
+            thread.with(|vcpu| vcpu.tell_paused());
+        }
+    }
+
+    /// Resumes vCPUs that a device has frozen, and tells the guest that it was paused.
+    pub fn thaw(&self) {
+        for thread in self.threads.values() {
+            thread.wait_parked();
+            thread.with(|vcpu| vcpu.tell_paused());
+            thread.thaw();
+        }
+    }
+
+    /// Raises a non-maskable interrupt on every vCPU.
+    pub fn nmi(&mut self) -> Result<(), CpusError> {
+        let running = self.running;
+        self.pause();
+        let result = self.for_each(|vcpu| vcpu.nmi());
+        if running {
+            self.resume();
+        }
+        result.map(|_| ())
+    }
+
+    /// The states of all vCPUs, which must be paused.
+    pub fn save(&self) -> Result<Vec<SavedCpu>, CpusError> {
+        let msrs = Arc::new(self.msrs.clone());
+        let states = self.for_each(move |vcpu| vcpu.save(&msrs))?;
+        Ok(states
+            .into_iter()
+            .map(|(vcpu, state)| SavedCpu { vcpu, state })
+            .collect())
+    }
+
+    /// The CPU requirements of these vCPUs on another host. If they run, one of them leaves the guest for a moment.
+    pub fn needs(&self) -> Result<CpuNeeds, CpusError> {
+        let Some((&vcpu, thread)) = self.threads.first_key_value() else {
+            return Ok(CpuNeeds::default());
+        };
+        let msrs = self.msrs.clone();
+        thread.request_park();
+        thread.wait_parked();
+        let needs = thread.with(move |vcpu| vcpu.needs(&msrs));
+        if self.running {
+            thread.resume();
+        }
+        let needs = needs.ok_or(CpusError::Unresponsive { vcpu })?;
+        needs.map_err(|source| CpusError::Kvm { vcpu, source })
+    }
+
+    /// Creates `count` vCPUs for states that have not arrived yet ([`Cpus::restore`]): creating them takes longer than
+    /// setting their states.
+    pub fn expect(&mut self, count: u32) -> Result<(), CpusError> {
+        for index in 0..count.min(self.max()) {
+            let vcpu = self.create(index)?;
+            vcpu.set_tsc(NOBODYS_TSC).map_err(|source| CpusError::Kvm {
+                vcpu: index,
+                source,
+            })?;
+            let thread = self.spawn(index, vcpu)?;
+            self.expected.insert(index, thread);
+        }
+        Ok(())
+    }
+
+    /// Adds vCPUs with saved states, paused. If their time goes on, the states are as of `since`.
+    pub fn restore(
+        &mut self,
+        saved: Vec<SavedCpu>,
+        since: Option<Instant>,
+    ) -> Result<(), CpusError> {
+        let max = self.max();
+        let supported = Arc::new(self.setup.supported_cpuid.clone());
+        for SavedCpu {
+            vcpu: index,
+            mut state,
+        } in saved
+        {
+            if index >= max || self.is_present(index) {
+                return Err(CpusError::TooMany { vcpu: index, max });
+            }
+            let thread = match self.expected.remove(&index) {
+                Some(thread) => thread,
+                None => self
+                    .create(index)
+                    .and_then(|vcpu| self.spawn(index, vcpu))?,
+            };
+            thread.wait_parked();
+            let supported = Arc::clone(&supported);
+            let restored = thread.with(move |vcpu| {
+                let given = vcpu.cpuid()?;
+                let missing = arch::cpuid::missing(&state.cpuid, &supported, &given);
+                if missing.is_empty() {
+                    if let Some(since) = since {
+                        state.advance(since.elapsed());
+                    }
+                    vcpu.restore(&state)?;
+                    // Its time may have stopped or jumped.
+                    vcpu.tell_paused();
+                }
+                Ok(missing)
+            });
+            self.threads.insert(index, thread);
+            let missing = restored
+                .ok_or(CpusError::Unresponsive { vcpu: index })?
+                .map_err(|source| CpusError::Kvm {
+                    vcpu: index,
+                    source,
+                })?;
+            if !missing.is_empty() {
+                let names: Vec<_> = missing.iter().map(ToString::to_string).collect();
+                return Err(CpusError::MissingFeatures {
+                    missing: names.join(", "),
+                });
+            }
+        }
+        // vCPUs that the guest had given up.
+        for (index, thread) in mem::take(&mut self.expected) {
+            if let Some(vcpu) = thread.stop() {
+                // Like those of the other vCPUs, in case it is plugged in again.
+                vcpu.set_tsc(0).map_err(|source| CpusError::Kvm {
+                    vcpu: index,
+                    source,
+                })?;
+                self.spares.insert(index, vcpu);
+            }
+        }
+        Ok(())
+    }
+
+    /// General and control registers of every vCPU; all must be paused.
+    pub fn registers(&self) -> Result<Vec<(u32, Registers)>, CpusError> {
+        self.for_each(|vcpu| Ok((vcpu.regs()?, vcpu.sregs()?)))
+    }
+
+    fn for_each<R: Send + 'static>(
+        &self,
+        work: impl Fn(&mut Vcpu) -> hypervisor::Result<R> + Clone + Send + 'static,
+    ) -> Result<Vec<(u32, R)>, CpusError> {
+        self.threads
+            .iter()
+            .map(|(&vcpu, thread)| {
+                let result = thread
+                    .with(work.clone())
+                    .ok_or(CpusError::Unresponsive { vcpu })?;
+                Ok((
+                    vcpu,
+                    result.map_err(|source| CpusError::Kvm { vcpu, source })?,
+                ))
+            })
+            .collect()
+    }
+
+    /// Creates a vCPU in its power-on state: the first one would start at the reset vector, the others wait for a
+    /// start-up interrupt.
+    fn create(&self, index: u32) -> Result<Vcpu, CpusError> {
+        let kvm = |source| CpusError::Kvm {
+            vcpu: index,
+            source,
+        };
+        let topology = &self.setup.cpuid.topology;
+        // `for_vcpu` refuses numbers that the topology does not have, all of which fit a u8.
+        let mut cpuid = self.setup.cpuid.clone();
+        let vcpu = self
+            .vm
+            .create_vcpu(index as u8, topology.apic_id(index))
+            .map_err(kvm)?;
+        cpuid.tsc_khz = vcpu.tsc_khz().ok().filter(|&khz| khz > 0);
+        let leaves = arch::cpuid::for_vcpu(&self.setup.supported_cpuid, &cpuid, index).map_err(
+            |source| CpusError::Cpuid {
+                vcpu: index,
+                source,
+            },
+        )?;
+        vcpu.set_cpuid(&leaves).map_err(kvm)?;
+        vcpu.set_msrs(&arch::msrs::boot()).map_err(kvm)?;
+        vcpu.set_fpu(&registers::fpu()).map_err(kvm)?;
+        let mut lapic = vcpu.lapic().map_err(kvm)?;
+        registers::set_lint(&mut lapic);
+        vcpu.set_lapic(&lapic).map_err(kvm)?;
+        Ok(vcpu)
+    }
+
+    /// KVM's statistics of each vCPU.
+    pub fn counters(&self) -> impl Iterator<Item = (u32, Vec<(&'static str, u64)>)> {
+        let stats = self.stats.iter();
+        stats.map(|(index, stats)| (*index, stats.read()))
+    }
+
+    fn start(&mut self, index: u32, vcpu: Vcpu) -> Result<(), CpusError> {
+        let thread = self.spawn(index, vcpu)?;
+        self.threads.insert(index, thread);
+        Ok(())
+    }
+
+    /// Starts the thread of a vCPU, parked.
+    fn spawn(&mut self, index: u32, vcpu: Vcpu) -> Result<VcpuThread, CpusError> {
+        if !self.stats.contains_key(&index) {
+            self.stats.extend(vcpu.stats().map(|stats| (index, stats)));
+        }
+        core_scheduling::before_vcpu(self.setup.core_scheduling);
+        VcpuThread::spawn(
+            vcpu,
+            Arc::clone(&self.buses),
+            Arc::clone(&self.setup.report),
+            Arc::clone(&self.setup.devices),
+            self.setup.affinity.get(&index).cloned(),
+            &*self.setup.spawner,
+        )
+        .map_err(|source| CpusError::Thread {
+            vcpu: index,
+            source,
+        })
+    }
+}
+
+impl Drop for Cpus {
+    fn drop(&mut self) {
+        // Devices and memory are dropped after this.
+        let expected = mem::take(&mut self.expected).into_values();
+        for thread in mem::take(&mut self.threads).into_values().chain(expected) {
+            thread.stop();
+        }
+    }
+}

@@ -1,0 +1,37 @@
+//! Persistent memory.
+
+use std::sync::Arc;
+
+use devices::virtio::pmem;
+use vmm_config::PmemConfig;
+
+use super::{
+    super::{
+        devices::{DeviceKind, Made, MadeFunction, Surroundings},
+        error::DeviceError,
+    },
+    Handle, thread_name,
+};
+
+impl DeviceKind for PmemConfig {
+    const NAME: &'static str = "pmem";
+
+    fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        let options = pmem::Options {
+            thread_name: thread_name(Self::NAME, id),
+            file: self.file.clone(),
+            size: self.size,
+            discard_writes: self.discard_writes,
+        };
+        let pmem = pmem::Pmem::new(
+            options,
+            Arc::clone(&surroundings.address_space),
+            Arc::clone(&surroundings.spawner),
+        )
+        .map_err(DeviceError::of)?;
+        Ok(Made {
+            function: MadeFunction::Virtio(Box::new(pmem)),
+            handle: Handle::None,
+        })
+    }
+}

@@ -1,0 +1,393 @@
+//! Snapshots: saves a paused machine to a directory, and restores it.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    io::{self, Write},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::{Duration, Instant, SystemTime, UNIX_EPOCH},
+};
+
+use base::regular_file::{self, Links};
+use devices::{accel::saved::Archive, pci::Bdf};
+use hypervisor::VmState;
+use serde::{Deserialize, Serialize};
+use vmm_config::VmConfig;
+use vmm_memory::{Region, RegionKind};
+use vmm_snapshot::{
+    lazy::{LazyError, LazyRestore, OnLoss},
+    lock::DirectoryLock,
+    memory_file::{self, MemoryRange, Untouched},
+    staged::Staged,
+    state_file,
+    writing::Writing,
+};
+
+use super::{
+    EXIT_GUEST_LOST, Machine, devices::SavedDevice, error::MachineError, events::MachineEvent,
+    generation::Generation, host::Host, placement, platform::PlatformState,
+};
+use crate::cpu::SavedCpu;
+
+/// Age beyond which a snapshot's time, or the host's clock, is considered wrong.
+const MAX_AGE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
+
+/// How long the control loop may take to end a VM whose memory is lost. It takes longer only if it waits for lost memory
+/// itself.
+const END_PATIENCE: Duration = Duration::from_secs(5);
+
+/// The complete state of a machine except its memory and its configuration.
+#[derive(Serialize, Deserialize)]
+pub struct SavedMachine {
+    vm: VmState,
+    cpus: Vec<SavedCpu>,
+    platform: PlatformState,
+    devices: Vec<SavedDevice>,
+    /// Address latch of the PCI configuration ports.
+    config_address: u32,
+    /// Slots whose device was removed and which the guest has yet to eject.
+    torn_out: BTreeSet<Bdf>,
+    memory: Vec<MemoryRange>,
+    /// When it was saved, in nanoseconds since 1970 by the host's clock. States before version 5 do not say it.
+    #[serde(default)]
+    saved_at: Option<u64>,
+    /// The place of the generation ID. Guests that were saved before version 5 do not know of it.
+    #[serde(default)]
+    generation: Option<Generation>,
+}
+
+/// How the guest's clocks continue.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum ClockSource {
+    /// As if the guest had run since it was saved.
+    Advance,
+    /// From where they were.
+    Continue,
+}
+
+/// How memory is restored.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum MemorySource {
+    /// All of it before the guest resumes.
+    Copy,
+    /// When it is first accessed.
+    OnDemand,
+}
+
+/// A snapshot that is being written. It is removed unless it is completed.
+pub struct Saving {
+    /// Keeps others from reading or writing the directory meanwhile.
+    staged: Staged,
+    directory: PathBuf,
+}
+
+impl Saving {
+    /// Starts a snapshot in a directory, which is created if needed.
+    pub fn new(directory: &Path) -> Result<Self, MachineError> {
+        fs::create_dir_all(directory).map_err(io_at(directory))?;
+        let alone = DirectoryLock::exclusive(directory)?;
+        Ok(Self {
+            staged: Staged::new(directory, alone).map_err(io_at(directory))?,
+            directory: directory.to_owned(),
+        })
+    }
+
+    /// The archive to which accelerators' applications are written before the machine is saved: workers may signal
+    /// until they are stopped, and those signals are part of the state of the interrupt controllers.
+    pub fn archive(&self) -> Result<Archive, MachineError> {
+        let path = self.staged.path(vmm_snapshot::APPLICATIONS);
+        let file = memory_file::create_private(&path).map_err(io_at(&path))?;
+        Ok(Archive::new(file))
+    }
+}
+
+/// Everything of a paused machine that a snapshot consists of. Another thread may write it, as long as the machine stays
+/// paused.
+pub struct Image {
+    state: SavedMachine,
+    config: VmConfig,
+    regions: Vec<Region>,
+    untouched: Untouched,
+}
+
+impl Image {
+    /// Number of bytes of memory.
+    pub fn memory(&self) -> u64 {
+        memory_file::total(&self.regions)
+    }
+
+    /// Writes the snapshot. An older one in the directory stays until this one is complete and on stable storage, so
+    /// there must be room for both.
+    pub fn write(mut self, saving: Saving, writing: &Writing) -> Result<(), MachineError> {
+        let Saving { staged, directory } = saving;
+        let memory = staged.path(vmm_snapshot::MEMORY);
+        self.state.memory = memory_file::write(&memory, &self.regions, self.untouched, writing)?;
+        let config_path = staged.path(vmm_snapshot::CONFIG);
+        let text = serde_json::to_vec_pretty(&self.config).map_err(io::Error::from);
+        text.and_then(|text| {
+            let mut file = fs::File::create_new(&config_path)?;
+            file.write_all(&text)?;
+            file.sync_all()
+        })
+        .map_err(io_at(&config_path))?;
+        let state_path = staged.path(vmm_snapshot::STATE);
+        state_file::write(&state_path, &self.state).map_err(|source| MachineError::StateFile {
+            path: state_path,
+            source,
+        })?;
+        let _seal = writing.seal().map_err(io_at(&directory))?;
+        staged.commit().map_err(io_at(&directory))
+    }
+}
+
+fn io_at(path: &Path) -> impl FnOnce(io::Error) -> MachineError + use<> {
+    let path = path.to_owned();
+    move |source| MachineError::ConfigFile { path, source }
+}
+
+impl Machine {
+    /// What a snapshot of the paused machine consists of.
+    pub fn image(&self, config: &VmConfig) -> Result<Image, MachineError> {
+        Ok(Image {
+            state: self.state()?,
+            config: config.clone(),
+            regions: self.ram.regions().to_vec(),
+            untouched: self.untouched(),
+        })
+    }
+
+    /// Reads the configuration of a snapshot.
+    pub fn saved_config(directory: &Path) -> Result<VmConfig, MachineError> {
+        /// Upper limit; larger configurations are refused.
+        const MAX_BYTES: u64 = 16 << 20;
+        let path = directory.join(vmm_snapshot::CONFIG);
+        let read = || {
+            let text = regular_file::read(&path, Links::Refuse, MAX_BYTES)?;
+            Ok(serde_json::from_slice(&text)?)
+        };
+        read().map_err(|source| MachineError::ConfigFile {
+            path: path.clone(),
+            source,
+        })
+    }
+
+    /// Restores the machine of a snapshot, paused. Workers have yet to restore its accelerators' applications
+    /// ([`Machine::ports_to_take_up`]).
+    pub fn restore(
+        config: &mut VmConfig,
+        directory: &Path,
+        source: MemorySource,
+        clock: ClockSource,
+        mut host: Host,
+    ) -> Result<Self, MachineError> {
+        let path = directory.join(vmm_snapshot::STATE);
+        let state: SavedMachine =
+            state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
+        if source == MemorySource::OnDemand && placement::is_prefaulted(&config.memory) {
+            return Err(LazyError::Prefault.into());
+        }
+        let spawner = Arc::clone(&host.spawner);
+        let events = host.events.clone();
+        let path = directory.join(vmm_snapshot::APPLICATIONS);
+        host.archive = match regular_file::open(&path, Links::Refuse) {
+            Ok(archive) => Some(Arc::new(archive)),
+            // The state says whether the archive is needed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(io_at(&path)(error)),
+        };
+        let mut machine = Self::shell(config, &state.plugged_memory(), host)?;
+        let mut state = state;
+        let ranges = std::mem::take(&mut state.memory);
+        let memory = directory.join(vmm_snapshot::MEMORY);
+        if source == MemorySource::OnDemand {
+            let on_loss = OnLoss {
+                report: Box::new(move |lost| events.send(MachineEvent::MemoryLost(lost))),
+                patience: END_PATIENCE,
+                end: end_process,
+            };
+            // Before devices access the memory: pages that they touch first would stay as they are then.
+            let lazy = LazyRestore::start(&memory, &machine.ram, &ranges, &*spawner, on_loss)?;
+            machine.lazy = Some(lazy);
+        }
+        machine.restore_devices(config, &mut state)?;
+        machine.devices.set_archive(None);
+        if source == MemorySource::Copy {
+            memory_file::read(&memory, &machine.ram, &ranges)?;
+        }
+        let mut since = None;
+        if clock == ClockSource::Advance
+            && let Some(age) = age(state.saved_at, wall_time())?
+        {
+            since = Some(Instant::now());
+            state.advance(age);
+        }
+        machine.restore_rest(state, since)?;
+        machine.renew_generation()?;
+        machine.announce_generation()?;
+        Ok(machine)
+    }
+
+    /// The state of the paused machine, without its memory.
+    pub(super) fn state(&self) -> Result<SavedMachine, MachineError> {
+        let cpus = self.cpus.save()?;
+        let devices = self.devices.save()?;
+        Ok(SavedMachine {
+            vm: self.vm.save()?,
+            cpus,
+            platform: self.platform.save(),
+            devices,
+            config_address: self.devices.config_address(),
+            torn_out: self.torn_out.clone(),
+            memory: Vec::new(),
+            saved_at: Some(wall_time()),
+            generation: self.generation,
+        })
+    }
+
+    /// Creates a machine with its memory, including memory that was hot-plugged, but without devices and vCPUs.
+    pub(super) fn shell(
+        config: &mut VmConfig,
+        plugged: &[(u64, u64)],
+        host: Host,
+    ) -> Result<Self, MachineError> {
+        let mut machine = Self::assemble(config, host)?;
+        for &(base, length) in plugged {
+            let zones = placement::zones(&config.memory);
+            let backing = zones
+                .first()
+                .map(|zone| placement::backing(&config.memory, zone));
+            machine.ram.add(
+                placement::DEFAULT_ZONE,
+                RegionKind::Hotplugged,
+                base,
+                length,
+                &backing.unwrap_or_default(),
+            )?;
+        }
+        machine.ram.all_given()?;
+        Ok(machine)
+    }
+
+    /// Restores the devices.
+    pub(super) fn restore_devices(
+        &mut self,
+        config: &mut VmConfig,
+        state: &mut SavedMachine,
+    ) -> Result<(), MachineError> {
+        let mut saved: BTreeMap<_, _> = std::mem::take(&mut state.devices)
+            .into_iter()
+            .map(|device| (device.id.clone(), device))
+            .collect();
+        let gsis = Arc::clone(self.vm.gsis());
+        gsis.together(|| self.restore_all(config, &mut saved))??;
+        if let Some(id) = saved.keys().next() {
+            return Err(MachineError::SnapshotMismatch(format!(
+                "device {id:?} is not in the configuration"
+            )));
+        }
+        self.devices.set_config_address(state.config_address);
+        self.torn_out = std::mem::take(&mut state.torn_out);
+        self.generation = state.generation;
+        Ok(())
+    }
+
+    /// Restores vCPUs and interrupt controllers; the memory must have been restored before. If the guest's time goes on,
+    /// the state is as of `since`.
+    pub(super) fn restore_rest(
+        &mut self,
+        mut state: SavedMachine,
+        since: Option<Instant>,
+    ) -> Result<(), MachineError> {
+        // May take a while: vCPUs wait for memory that is restored on demand.
+        self.cpus.restore(state.cpus, since)?;
+        if let Some(since) = since {
+            state.vm.advance(since.elapsed());
+            state.platform.advance(since.elapsed());
+        }
+        self.vm.restore(&state.vm)?;
+        // Last, because it may raise an interrupt.
+        self.platform.restore(state.platform)
+    }
+}
+
+/// The host's clock: nanoseconds since 1970.
+fn wall_time() -> u64 {
+    let since = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The age of a snapshot that was saved at that time and is restored `now`, both as [`wall_time`]. `None` if it is unknown
+/// or the clock is wrong, which is logged.
+fn age(saved_at: Option<u64>, now: u64) -> Result<Option<Duration>, MachineError> {
+    let Some(saved_at) = saved_at else {
+        log::warn!(
+            "the snapshot does not say when it was made: the guest's clock continues from where it was"
+        );
+        return Ok(None);
+    };
+    let Some(age) = now.checked_sub(saved_at).map(Duration::from_nanos) else {
+        let ahead = Duration::from_nanos(saved_at - now);
+        log::warn!(
+            "this host's clock is {ahead:?} behind that of the snapshot's host: the guest's clock continues from \
+             where it was"
+        );
+        return Ok(None);
+    };
+    if age > MAX_AGE {
+        let days = age.as_secs() / (24 * 3600);
+        return Err(MachineError::Invalid(format!(
+            "the snapshot is {days} days old by this host's clock: correct the clock, or restore the snapshot with \
+             clock=continue"
+        )));
+    }
+    log::info!("the guest's clock advances by the age of the snapshot, {age:?}");
+    Ok(Some(age))
+}
+
+/// Ends the process because the control loop, too, waits for memory that is lost.
+fn end_process() {
+    log::error!("the VM ends now: something still waits for memory that is lost");
+    devices::console::restore_terminal();
+    // SAFETY: ends the process, so nothing of it is used any more.
+    unsafe { libc::_exit(EXIT_GUEST_LOST.into()) };
+}
+
+impl SavedMachine {
+    /// Advances the clocks as if the machine had run for this long since it was saved.
+    pub(super) fn advance(&mut self, by: Duration) {
+        self.vm.advance(by);
+        self.platform.advance(by);
+        for cpu in &mut self.cpus {
+            cpu.state.advance(by);
+        }
+    }
+
+    /// Base and length of the memory that was hot-plugged by ACPI.
+    fn plugged_memory(&self) -> Vec<(u64, u64)> {
+        self.platform.plugged_memory().collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_advances_by_a_credible_age_only() {
+        let now = wall_time();
+        let month = Duration::from_secs(30 * 24 * 3600);
+        let ago = |age: Duration| Some(now - age.as_nanos() as u64);
+        assert_eq!(age(ago(month), now).unwrap(), Some(month));
+        assert_eq!(age(None, now).unwrap(), None);
+        assert_eq!(age(Some(now + 1), now).unwrap(), None);
+        assert_eq!(age(Some(u64::MAX), now).unwrap(), None);
+        let error = age(Some(0), now).unwrap_err().to_string();
+        assert!(
+            error.contains("days old") && error.contains("clock=continue"),
+            "{error}"
+        );
+    }
+}
