@@ -210,6 +210,11 @@ impl<B: Backend> Session<B> {
         Ok(())
     }
 
+    /// Whether the device is shared with others.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.sharing.turns.is_some()
+    }
+
     /// Whether no call waits for the device.
     pub(crate) fn holds_nothing(&self) -> bool {
         self.sharing.held.is_empty()

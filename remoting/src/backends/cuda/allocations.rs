@@ -27,6 +27,8 @@ impl Server {
     fn ordered(&mut self, stream: u32) -> Result<(CUstream, Option<u32>), i32> {
         let stream = self.backend.objects.raw(Kind::Stream, stream)?;
         if !self.is_captured(stream) {
+            let context = self.backend.api.current();
+            self.backend.backlog.submits(context, stream);
             return Ok((stream as CUstream, None));
         }
         self.backend.objects.check_room()?;

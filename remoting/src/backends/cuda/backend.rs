@@ -10,6 +10,7 @@ use base::gpus::Choice;
 use cuda_definition::driver::types::CUstream;
 
 use super::{
+    backlog::{Backlog, entries},
     captures::Captures,
     charges::Kept,
     cover::Cover,
@@ -81,6 +82,8 @@ pub struct CudaBackend {
     pub(super) pending: Pending,
     /// Copies of the client that streams wait for and that are not due yet.
     pub(super) holds: Holds,
+    /// What has been submitted since the client is to be told of something.
+    pub(super) backlog: Backlog,
     /// The output of kernels, if it can be captured.
     pub(super) printed: Option<Printed>,
     /// The contexts whose legacy stream has been given work since it was last synchronized.
@@ -138,6 +141,7 @@ impl CudaBackend {
             deferred: HashMap::new(),
             pending: Pending::default(),
             holds: Holds::default(),
+            backlog: Backlog::default(),
             printed: None,
             legacy: LegacyWork::default(),
             left: HashSet::new(),
@@ -168,21 +172,23 @@ impl CudaBackend {
 
     /// Whether client functions or copies are known to be pending.
     pub(super) fn has_pending(&mut self) -> bool {
-        let api = &self.api;
-        let before = api.current();
-        self.calling.retain(|fence| {
-            let over = api.poll(*fence).is_over();
-            if over {
-                api.release(*fence);
-            }
-            !over
-        });
+        let before = self.api.current();
+        self.forget_called();
         let any = self.holds.is_any()
             || !self.calling.is_empty()
-            || self.pending.any(api, self.captures.is_any());
+            || self.pending.any(&self.api, self.captures.is_any());
         // Polling fences and contexts makes their contexts current; the caller continues in its own.
-        api.enter(before);
+        self.api.enter(before);
         any
+    }
+
+    /// Forgets launches of graphs that are over. May change the current context.
+    pub(super) fn forget_called(&mut self) {
+        let api = &self.api;
+        let over = |fence: &mut Fence| api.poll(*fence).is_over();
+        for fence in self.calling.extract_if(.., over) {
+            api.release(fence);
+        }
     }
 }
 
@@ -217,6 +223,9 @@ impl Backend for CudaBackend {
 
     fn resume(session: &mut Server) -> Result<bool, Error> {
         let told = session.tell_due_holds()?;
+        if session.backend.backlog.is_full() {
+            session.look_at_backlog();
+        }
         if !session.backend.unfenced.is_empty() {
             session.free_unfenced();
         }
@@ -238,7 +247,7 @@ impl Backend for CudaBackend {
     }
 
     fn is_busy(&self) -> bool {
-        self.parked.is_some()
+        self.parked.is_some() || self.backlog.is_full()
     }
 
     fn has_event(&self, _: EventId) -> bool {
@@ -408,6 +417,7 @@ impl Server {
         if is_legacy(stream) {
             self.backend.legacy.given(raw_context);
         }
+        self.backend.backlog.submits(raw_context, raw);
         Ok(Submitted {
             context: raw_context,
             stream,
@@ -614,7 +624,9 @@ impl Server {
 
     /// Executes a request, or defers it until the driver does not need to wait in it.
     fn begin(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
-        let waits = may_block(&request) || self.synchronizes_here(&request);
+        let waits = may_block(&request)
+            || self.synchronizes_here(&request)
+            || self.copies_many_rows(&request);
         if waits && self.backend.has_pending() {
             self.wait_for_functions(header, request, rounds);
             return Ok(());
@@ -643,6 +655,7 @@ impl Server {
         if self.backend.captures.is_any() {
             self.forget_invalid_captures();
         }
+        let entries = entries(&request);
         match request {
             Request::Start(_) => {
                 let started = self.started();
@@ -707,6 +720,7 @@ impl Server {
             Request::PostLibrary(call) => self.post_library(header, &call)?,
             Request::Await(call) => self.await_stage(header, call.stage)?,
         }
+        self.count_submitted(entries);
         Ok(())
     }
 }

@@ -15,7 +15,7 @@ use super::{
 use crate::{
     apis::cuda::{
         Kind, codes,
-        forwarded::number,
+        forwarded::{ALL, number},
         plan::{Argument, Element, Parameter, Plan},
     },
     session::{backend::Fences, quota::Charge},
@@ -106,6 +106,16 @@ pub(super) fn returns_at_once(function: u16) -> bool {
     )
 }
 
+/// Whether an entry point submits something to the stream that is among its parameters.
+fn submits(function: u16) -> bool {
+    matches!(
+        function,
+        RECORD | RECORD_FLAGS | WAIT_EVENT | WRITE_32 | WRITE_64 | WAIT_32 | WAIT_64
+    ) || ALL
+        .get(usize::from(function))
+        .is_some_and(|entry| entry.works)
+}
+
 /// Whether the driver waits in this entry point for all of a context's work before it destroys something.
 pub(super) fn waits_for_work(function: u16) -> bool {
     matches!(
@@ -138,6 +148,14 @@ pub(super) fn word(arguments: &[Argument], place: usize) -> u64 {
     }
 }
 
+/// The stream among an entry point's parameters: its number and the driver's handle.
+fn stream_of(arguments: &[Argument], words: &[u64]) -> Option<(u32, usize)> {
+    arguments.iter().zip(words).find_map(|both| match both {
+        (Argument::Object(Kind::Stream, id), raw) => Some((*id, *raw as usize)),
+        _ => None,
+    })
+}
+
 impl Server {
     pub(super) fn forward(
         &mut self,
@@ -154,6 +172,10 @@ impl Server {
         }
         let charge = self.before(function, &arguments, context)?;
         let words = self.words(plan, &mut arguments)?;
+        let place = stream_of(&arguments, &words);
+        if let Some((_, raw)) = place.filter(|_| submits(function)) {
+            self.backend.backlog.submits(raw_context, raw);
+        }
         if function == DESTROY
             && let Some(raw) = words.first()
         {
@@ -183,7 +205,7 @@ impl Server {
             self.capture_failed(stream as usize);
         }
         called?;
-        self.meter_forwarded(raw_context, &arguments, &words);
+        self.meter_forwarded(raw_context, place);
         let answer = self.results(plan, &mut arguments, context)?;
         self.after(Call {
             function,
@@ -196,14 +218,10 @@ impl Server {
     }
 
     /// Meters what an entry point has given the device to do in its stream, if it is to be measured.
-    fn meter_forwarded(&mut self, context: usize, arguments: &[Argument], words: &[u64]) {
+    fn meter_forwarded(&mut self, context: usize, stream: Option<(u32, usize)>) {
         let Some(kind) = self.sharing.metered.take() else {
             return;
         };
-        let stream = arguments.iter().zip(words).find_map(|both| match both {
-            (Argument::Object(Kind::Stream, id), raw) => Some((*id, *raw as usize)),
-            _ => None,
-        });
         if let Some((id, raw)) = stream
             && let Ok(fence) = self.backend.api.fence(context, raw)
         {

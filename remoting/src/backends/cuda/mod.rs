@@ -10,8 +10,9 @@
 //! - `images`: parts of images; `prints`: which kernels may print; `variables`: what variables of modules take, `ptx`: those of text.
 //! - Requests by subject: `start`, `allocations`, `copies`, `volumes` (rows, planes and arrays),
 //!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`,
-//!   `host_functions`, `user_objects` (of graphs); `forwarding`: all calls whose parameters are
+//!   `host_functions`, `holds` (of streams, for copies of the client), `user_objects` (of graphs); `forwarding`: all calls whose parameters are
 //!   marshalled by the API's definition, and `effects`: what their success implies.
+//! - `backlog`: how much the driver has to do while the client is still to be told of something.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: cuBLAS calls and the handles of both;
 //!   `light`: cuBLASLt calls that take descriptors.
 
@@ -21,6 +22,7 @@ pub mod driver;
 pub mod probe;
 
 mod allocations;
+mod backlog;
 mod captures;
 mod charges;
 mod copies;

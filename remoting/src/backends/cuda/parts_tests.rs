@@ -193,6 +193,36 @@ fn a_stage_of_rows_is_used_while_some_are_in_progress() {
 }
 
 #[test]
+fn many_rows_in_two_registrations_wait_while_a_function_is_due() {
+    const ROWS: u64 = 128;
+    let mut copier = Copier::new(testing::driver());
+    let array = CUDA_ARRAY_DESCRIPTOR {
+        Width: (2 * PAGE / ROWS) as usize,
+        Height: ROWS as usize,
+        Format: CUarray_format::CU_AD_FORMAT_UNSIGNED_INT8,
+        NumChannels: 1,
+    };
+    let (context, stream) = (copier.context, copier.stream);
+    let words = [&raw const array as u64];
+    let array = testing::made(&mut copier.server, context, "cuArrayCreate_v2", &words);
+    let word = copier.hold();
+    let call = CopyVolume {
+        context,
+        stream,
+        to: Side::Array(array, 0, 0, 0),
+        from: Side::Window(copier.stage()),
+        size: [2 * PAGE / ROWS, ROWS, 1],
+    };
+    copier.post(call, Request::CopyVolume);
+    assert!(copier.server.backend.parked.is_some());
+    word.store(1, Ordering::SeqCst);
+    while copier.released().is_empty() {
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(copier.released(), [(StageId(1), true)]);
+}
+
+#[test]
 fn a_stage_of_which_nothing_is_accepted_is_free_at_once() {
     let mut copier = Copier::new(testing::driver());
     let word = copier.hold();

@@ -7,13 +7,14 @@ use cuda_definition::driver::types::*;
 use super::{
     Server,
     backend::Submitted,
+    backlog::MOST_ROWS,
     cover::Extent,
     driver::{cu, outcome},
 };
 use crate::{
     apis::cuda::{
         Kind,
-        calls::{AddCopyNode, CopyVolume, SetCopyNode, Side},
+        calls::{AddCopyNode, CopyVolume, Request, SetCopyNode, Side},
         codes,
     },
     link::endpoint::Gone,
@@ -142,6 +143,22 @@ impl Server {
             .into_iter()
             .flatten()
             .any(|(offset, length)| cover.parts(&self.window, offset, length).count() > 1)
+    }
+
+    /// Whether a request may copy many rows one by one.
+    pub(super) fn copies_many_rows(&self, request: &Request) -> bool {
+        let Request::CopyVolume(call) = request else {
+            return false;
+        };
+        let [_, rows, planes] = call.size;
+        rows.saturating_mul(planes) > MOST_ROWS
+            && [&call.to, &call.from].into_iter().any(|side| match side {
+                Side::Window(place) => {
+                    let is_within = self.window.at(place.offset, place.length).is_some();
+                    is_within && self.is_cut([Some((place.offset, place.length)), None])
+                }
+                _ => false,
+            })
     }
 
     pub(super) fn copy_volume(&mut self, header: Header, call: &CopyVolume) -> Result<(), Gone> {

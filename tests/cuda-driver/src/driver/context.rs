@@ -205,6 +205,7 @@ impl Context {
             graph.push(task);
             return Ok(None);
         }
+        stream.await_room();
         // One at a time: two streams waiting for each other's last work would deadlock.
         let streams = self.streams();
         let legacy = self.legacy()?;

@@ -14,6 +14,9 @@ use cuda_definition::driver::types::CUresult;
 
 use super::{Answer, context::Context, objects};
 
+/// How much work a stream takes that is not done yet. As with the real driver, whoever submits more waits.
+const ROOM: u64 = 1024;
+
 /// Work that a stream does once, and a graph repeatedly.
 pub type Task = Arc<dyn Fn(&Arc<Context>) -> Answer + Send + Sync>;
 
@@ -91,6 +94,17 @@ impl Stream {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits until the queue has room.
+    pub fn await_room(&self) {
+        let mut state = self.state();
+        while state.submitted - state.completed >= ROOM {
+            state = self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     /// Appends work to the queue.

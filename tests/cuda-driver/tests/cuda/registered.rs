@@ -405,6 +405,79 @@ fn registered_copies_do_not_wait_for_other_streams_functions() {
     ok!(cuStreamDestroy_v2(busy));
 }
 
+/// Calls `enqueue` behind a function that has begun, and then submits about as many copies of memory that is not pinned as
+/// a driver's queue holds. The function returns when all of them have been submitted.
+fn behind_a_function(enqueue: impl FnOnce(CUstream)) {
+    let (awaited, to, from) = (Awaited::default(), device(&[0u32]), [1u32]);
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, NON_BLOCKING));
+    let data = (&raw const awaited).cast_mut().cast();
+    ok!(cuLaunchHostFunc(stream, Some(wait_for_copies), data));
+    let start = Instant::now();
+    while awaited.is_called.load(Ordering::SeqCst) == 0 {
+        assert!(start.elapsed() < LONG);
+        thread::sleep(Duration::from_millis(1));
+    }
+    enqueue(stream);
+    for _ in 0..800 {
+        ok!(cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), 4, stream));
+    }
+    awaited.may_return.store(1, Ordering::SeqCst);
+    ok!(cuStreamSynchronize(stream));
+    assert_eq!(awaited.has_waited.load(Ordering::SeqCst), 1);
+    assert_eq!(values::<u32>(to, 1), [1]);
+    ok!(cuStreamDestroy_v2(stream));
+}
+
+#[test]
+fn much_work_behind_a_registered_copy_does_not_keep_it_from_its_data() {
+    let _context = context();
+    let (own, there) = (Registered::new(1), device(&[0u32]));
+    behind_a_function(|stream| {
+        ok!(cuMemcpyHtoDAsync_v2(there, own.at().cast(), 4, stream));
+        own.word().store(7, Ordering::SeqCst);
+    });
+    assert_eq!(values::<u32>(there, 1), [7]);
+}
+
+#[test]
+fn much_work_behind_a_function_does_not_keep_it_from_its_call() {
+    let _context = context();
+    let own = AtomicU32::new(0);
+    behind_a_function(|stream| {
+        ok!(cuLaunchHostFunc(
+            stream,
+            Some(increase),
+            own.as_ptr().cast()
+        ));
+    });
+    assert_eq!(own.load(Ordering::SeqCst), 1);
+}
+
+#[test]
+fn much_work_behind_a_graph_does_not_keep_its_function_from_its_call() {
+    let _context = context();
+    let own = AtomicU32::new(0);
+    let (mut graph, mut node, mut executable) = (null_mut(), null_mut(), null_mut());
+    let call = CUDA_HOST_NODE_PARAMS {
+        r#fn: Some(increase),
+        userData: own.as_ptr().cast(),
+    };
+    ok!(cuGraphCreate(&mut graph, 0));
+    ok!(cuGraphAddHostNode(
+        &mut node,
+        graph,
+        std::ptr::null(),
+        0,
+        &call
+    ));
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    behind_a_function(|stream| ok!(cuGraphLaunch(executable, stream)));
+    assert_eq!(own.load(Ordering::SeqCst), 1);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
+}
+
 #[test]
 fn a_graph_reads_registered_memory_after_the_functions_before() {
     let _context = context();
