@@ -3,6 +3,7 @@
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 use std::{
+    ffi::{c_int, c_ulong, c_void},
     io::{self, Write},
     path::PathBuf,
     process::ExitCode,
@@ -15,12 +16,13 @@ use base::{
 };
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_remoting::{
+    backends::cuda::timeslice,
     host::{
         gate,
         moves::{self, Request, To, Which},
         options, placement,
         pool::{self, ListenConfig},
-        probe, process,
+        probe, process, slices,
     },
     link::stream::address::Listen,
     wire::api::ApiId,
@@ -126,12 +128,22 @@ enum Role {
     /// says. If one fails, try again without one part of the confinement after the other, and say
     /// which part the driver does not get along with.
     Probe {
+        /// Try instead whether the GPU's time slices can be set, and processes stopped, as sharing by the hardware
+        /// needs it: with NVIDIA's driver 580, on a GPU that nobody else uses. Takes a few seconds.
+        #[arg(long)]
+        slices: bool,
         #[command(flatten)]
         options: options::Options,
     },
     /// Try the driver in this process (started by `probe`).
     #[command(hide = true)]
     Tried {
+        #[command(flatten)]
+        options: options::Options,
+    },
+    /// Run kernels as told on the standard input, and set time slices (started by `probe --slices`).
+    #[command(hide = true)]
+    Sliced {
         #[command(flatten)]
         options: options::Options,
     },
@@ -219,7 +231,19 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Role::Probe { options } => {
+        Role::Probe {
+            slices: true,
+            options,
+        } => {
+            let program = std::env::current_exe()?;
+            if !slices::run(&program, &options, &mut Output::standard())? {
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        Role::Probe {
+            slices: false,
+            options,
+        } => {
             let program = std::env::current_exe()?;
             let mut works = true;
             for options in options.each() {
@@ -234,6 +258,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                 return Ok(ExitCode::FAILURE);
             }
         }
+        Role::Sliced { options } => slices::sliced(&options, &mut Output::standard())?,
         Role::Distances { group } => distances(group, &mut Output::standard())?,
         Role::Passive { messages, options } => {
             let program = std::env::current_exe()?;
@@ -285,6 +310,17 @@ fn distances(group: usize, out: &mut impl Write) -> io::Result<()> {
         .map(|place| cpus[place].to_string())
         .collect();
     writeln!(out, "near: {}", near.join(","))
+}
+
+/// The C function, for the CUDA driver's library: its calls are noted on their way to the kernel.
+///
+/// # Safety
+/// As for the C function.
+// The library passes one argument, which C passes as if the function were not variadic.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { timeslice::ioctl(file, request, argument) }
 }
 
 fn main() -> ExitCode {

@@ -10,7 +10,8 @@
 //!   `pending`: connections that have not completed the handshake.
 //! - [`gate`]: the process behind a gate.
 //! - [`placement`]: which processors are near each other.
-//! - `drivers`: the OpenCL drivers that workers find; [`probe`]: whether a driver works in a worker.
+//! - `drivers`: the OpenCL drivers that workers find; [`probe`]: whether a driver works in a worker; [`slices`]:
+//!   whether its time slices do.
 
 pub mod compiled;
 pub mod confine;
@@ -30,6 +31,7 @@ pub mod placement;
 pub mod pool;
 pub mod probe;
 pub mod process;
+pub mod slices;
 mod standby;
 pub mod stream;
 mod worker;

@@ -20,7 +20,40 @@ __attribute__((constructor)) static void loud(void) {
 }
 "#;
 
+/// A driver that says in which file the `ioctl` is that it calls.
+const CALLER: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <unistd.h>
+__attribute__((constructor)) static void say(void) {
+    Dl_info found;
+    if (!dladdr((void *)ioctl, &found)) _exit(9);
+    write(2, "ioctl is in ", 12);
+    write(2, found.dli_fname, strlen(found.dli_fname));
+    write(2, "\n", 1);
+}
+"#;
+
+/// A library of this C source.
+fn compiled(folder: &Path, name: &str, text: &str) -> PathBuf {
+    let source = folder.join(format!("{name}.c"));
+    let library = folder.join(format!("lib{name}.so.1"));
+    fs::write(&source, text).expect("there is room");
+    let compiled = Command::new("cc")
+        .args(["-shared", "-fPIC", "-o"])
+        .args([&library, &source])
+        .status();
+    assert!(compiled.expect("cc (apt install gcc)").success());
+    library
+}
+
 fn probe(readable: bool) -> Output {
+    command(readable).output().expect("it runs")
+}
+
+fn command(readable: bool) -> Command {
     let driver = beside("libgantry_cuda_driver.so");
     let folder = driver.parent().expect("it is in a folder");
     let mut command = Command::new(ACCEL);
@@ -34,7 +67,7 @@ fn probe(readable: bool) -> Output {
     if readable {
         command.arg("--readable").arg(folder);
     }
-    command.output().expect("it runs")
+    command
 }
 
 #[test]
@@ -65,6 +98,39 @@ fn the_part_of_the_confinement_that_a_driver_fails_for_is_named() {
     }
     assert!(last.ends_with("confinement: landlock"), "{text}");
     assert!(text.contains("driver: FAILED"), "{text}");
+}
+
+#[test]
+fn a_drivers_device_calls_go_through_the_workers_program() {
+    let folder = tempfile::tempdir().expect("there is room");
+    let library = compiled(folder.path(), "caller", CALLER);
+    let tried = Command::new(ACCEL)
+        .args([
+            "probe",
+            "--api",
+            "cuda",
+            "--without",
+            "landlock",
+            "--library",
+        ])
+        .arg(library)
+        .output()
+        .expect("it runs");
+    let text = String::from_utf8_lossy(&tried.stderr);
+    assert!(text.contains(&format!("ioctl is in {ACCEL}")), "{text}");
+}
+
+#[test]
+fn a_driver_that_makes_no_channels_has_no_time_slices() {
+    let tried = command(true).arg("--slices").output().expect("it runs");
+    let text = String::from_utf8_lossy(&tried.stderr);
+    assert_eq!(tried.status.code(), Some(1), "{text}");
+    // With NVIDIA's kernel driver beside the stand-in, or without.
+    let says = |why: &str| text.contains(&format!("cannot start: {why}"));
+    assert!(
+        says("the driver makes 0 contexts") || says("cannot read the version"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -137,16 +203,7 @@ fn a_pool_without_a_driver_says_so_once() {
 
 #[test]
 fn what_a_driver_prints_before_it_fails_is_passed_on_once() {
-    let text = gives_up("loud-driver", |folder| {
-        let (source, library) = (folder.join("loud.c"), folder.join("libloud.so.1"));
-        std::fs::write(&source, LOUD).expect("there is room");
-        let compiled = Command::new("cc")
-            .args(["-shared", "-fPIC", "-o"])
-            .args([&library, &source])
-            .status();
-        assert!(compiled.expect("cc (apt install gcc)").success());
-        library
-    });
+    let text = gives_up("loud-driver", |folder| compiled(folder, "loud", LOUD));
     assert_eq!(text.matches("there is no licence").count(), 1, "{text}");
 }
 

@@ -121,7 +121,7 @@ macro_rules! cu {
         }
     }};
 }
-pub(super) use cu;
+pub(in crate::backends::cuda) use cu;
 
 /// Describes a result by its name.
 pub(super) fn result(code: c_int) -> String {

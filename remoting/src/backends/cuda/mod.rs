@@ -20,6 +20,7 @@ pub mod arena;
 pub mod backend;
 pub mod driver;
 pub mod probe;
+pub mod timeslice;
 
 mod allocations;
 mod backlog;

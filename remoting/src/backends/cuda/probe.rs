@@ -10,7 +10,7 @@ use cuda_definition::driver::types::*;
 
 use super::{
     arena,
-    driver::{Api, cu, result},
+    driver::{Api, result},
 };
 use crate::link::window::{self, Window};
 
@@ -31,7 +31,7 @@ const RING: u64 = 1 << 20;
 /// The finding of a step, or why it failed.
 pub type Found = Result<String, String>;
 
-fn answered(name: &str, code: c_int) -> Result<(), String> {
+pub(super) fn answered(name: &str, code: c_int) -> Result<(), String> {
     match code {
         0 => Ok(()),
         code => Err(format!("{name} answers {}", result(code))),
@@ -40,9 +40,13 @@ fn answered(name: &str, code: c_int) -> Result<(), String> {
 
 macro_rules! ask {
     ($api:expr, $name:ident($($argument:expr),* $(,)?)) => {
-        answered(stringify!($name), cu!($api, $name($($argument),*)))
+        $crate::backends::cuda::probe::answered(
+            stringify!($name),
+            $crate::backends::cuda::driver::cu!($api, $name($($argument),*)),
+        )
     };
 }
+pub(super) use ask;
 
 /// Runs all steps up to the first that fails, and reports each. Returns whether all succeeded.
 pub fn steps(library: &str, with_arena: bool, mut tell: impl FnMut(&str, &Found)) -> bool {

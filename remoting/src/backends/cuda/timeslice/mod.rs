@@ -1,0 +1,409 @@
+//! Time slices of this process's contexts on NVIDIA GPUs: how long each is, and stops.
+//!
+//! ```text
+//!   CUDA driver library --ioctl--> Gate::pass_on --> kernel
+//!                                   |  notes groups and channels that were made
+//!                                   |  starts what is stopped before a call that waits for channels
+//!   Gate::set, Gate::stop --control calls--------> kernel
+//! ```
+//!
+//! The GPU serves channel groups round robin, each for its time slice, and preempts kernels. The driver lets a process
+//! set the slices of its own groups, and disable its own channels, without any privilege: by two published control
+//! calls, SET_TIMESLICE and FIFO_DISABLE_CHANNELS. They need handles that the driver library keeps to itself. Whoever
+//! uses this therefore defines the C function `ioctl` in its executable, so that the library's calls bind to it, and
+//! passes them to [`ioctl`] here. It makes each call as it is, and notes what has been made and freed. Two control
+//! calls are added, and no others.
+//!
+//! A call that frees a stopped channel would wait for it in the driver, with the lock that starting it needs. Such calls
+//! therefore start what is stopped first, and nothing is stopped until they have returned. What nobody renews for
+//! [`UNRENEWED`] is started, too: nothing stays stopped when whoever decides about it is gone.
+//!
+//! [`trial`] shows on a real GPU whether the driver does what it says.
+
+mod blocks;
+mod notes;
+pub mod trial;
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    ffi::{c_int, c_ulong, c_void},
+    fs, io,
+    sync::{Condvar, Mutex, MutexGuard, Once, PoisonError},
+    thread,
+    time::Duration,
+};
+
+use base::Unpoisoned;
+
+use crate::turns::Moment;
+use blocks::{Channels, Control, Request};
+use notes::Notes;
+
+/// For how long a context stays stopped that nobody renews.
+pub const UNRENEWED: Duration = Duration::from_millis(200);
+/// Branches of the driver whose calls are known and were seen to work (measurements/sharing.md).
+const BRANCHES: &[&str] = &["580"];
+
+/// A context of this process on one GPU: an address space of the driver's. It has channel groups and their channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Context {
+    client: u32,
+    device: u32,
+    space: u32,
+}
+
+/// The length of a time slice: 100 us to 100 ms.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Slice(u32);
+
+impl Slice {
+    /// A slice of this many microseconds; `None` if the length is out of range.
+    pub fn from_micros(micros: u32) -> Option<Self> {
+        (100..=100_000).contains(&micros).then_some(Self(micros))
+    }
+}
+
+/// Why slices cannot be set, or a context cannot be stopped.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The driver's version cannot be read.
+    #[error("cannot read the version of NVIDIA's kernel driver")]
+    Version(#[source] io::Error),
+    /// The branch of the driver is not in the list.
+    #[error("the driver's branch {0} is not known to have working time slices: use 580")]
+    Branch(String),
+    /// The context has no compute channels, or has ended.
+    #[error("the context has no compute channels")]
+    NoChannels,
+    /// The context is stopped already.
+    #[error("the context is already stopped")]
+    Stopped,
+    /// A call that waits for channels is under way.
+    #[error("the driver frees or creates channels: try again")]
+    Busy,
+    /// The call failed.
+    #[error("the driver's control file does not take the call")]
+    Call(#[source] io::Error),
+    /// The driver refused.
+    #[error("the driver refuses with status {0:#x}")]
+    Refused(u32),
+    /// The thread that starts what nobody renews.
+    #[error("cannot start a thread")]
+    Thread(#[source] io::Error),
+}
+
+/// Makes the system call `ioctl` of this process.
+pub trait Kernel: Send + Sync {
+    /// As the system call: -1 and `errno`, or a result.
+    ///
+    /// # Safety
+    /// `argument` is what the file's driver expects for `request`.
+    unsafe fn ioctl(&self, file: c_int, request: c_ulong, argument: *mut c_void) -> c_int;
+}
+
+/// The machine's kernel.
+#[derive(Debug)]
+pub struct Machine;
+
+impl Kernel for Machine {
+    unsafe fn ioctl(&self, file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        // SAFETY: the caller's promise.
+        unsafe { libc::syscall(libc::SYS_ioctl, file, request, argument) as c_int }
+    }
+}
+
+static GATE: Gate<Machine> = Gate::new(Machine);
+
+/// Makes the system call, and notes what it has made or freed. For the definition of `ioctl` in an executable.
+///
+/// # Safety
+/// As for the C function.
+pub unsafe fn ioctl(file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    // SAFETY: the caller's promise.
+    unsafe { GATE.pass_on(file, request, argument) }
+}
+
+/// The time slices of this process.
+///
+/// # Errors
+/// The driver is of no branch that is known to have them.
+pub fn of_this_process() -> Result<&'static Gate<Machine>, Error> {
+    let text = fs::read_to_string("/proc/driver/nvidia/version").map_err(Error::Version)?;
+    listed(&text)?;
+    Ok(&GATE)
+}
+
+/// Whether the driver with this text about its version is of a listed branch.
+fn listed(text: &str) -> Result<(), Error> {
+    let versions = text.split_ascii_whitespace().filter_map(|word| {
+        let (branch, rest) = word.split_once('.')?;
+        let digits = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        (digits(branch) && rest.split('.').all(digits)).then_some(branch)
+    });
+    match versions.clone().next() {
+        Some(branch) if BRANCHES.contains(&branch) => Ok(()),
+        branch => Err(Error::Branch(branch.unwrap_or("(none)").to_owned())),
+    }
+}
+
+/// What is known about this process's calls, and what is stopped.
+#[derive(Debug)]
+pub struct Gate<K> {
+    kernel: K,
+    state: Mutex<State>,
+    /// Something was stopped or started.
+    changed: Condvar,
+    watched: Once,
+}
+
+#[derive(Debug)]
+struct State {
+    notes: Notes,
+    stopped: BTreeMap<Context, Stop>,
+    /// Counts stops.
+    serial: u64,
+    /// Number of calls under way that may wait for channels.
+    waiting: u32,
+}
+
+/// A stopped context.
+#[derive(Debug)]
+struct Stop {
+    serial: u64,
+    until: Moment,
+    channels: Channels,
+}
+
+/// A context that is stopped. It is started when this is dropped.
+#[derive(Debug)]
+pub struct Stopped<K: Kernel + 'static> {
+    gate: &'static Gate<K>,
+    context: Context,
+    serial: u64,
+}
+
+impl<K: Kernel> Stopped<K> {
+    /// The context stays stopped for [`UNRENEWED`] from now on. Returns whether it still is: it was started if it was
+    /// not renewed in time, or for a call that waits for channels.
+    pub fn renew(&self) -> bool {
+        let mut state = self.gate.state.lock_unpoisoned();
+        match state.stopped.get_mut(&self.context) {
+            Some(stop) if stop.serial == self.serial => {
+                stop.until = Moment::now() + UNRENEWED;
+                true
+            }
+            _ => false,
+        }
+    }
+}
+
+impl<K: Kernel> Drop for Stopped<K> {
+    fn drop(&mut self) {
+        let mut state = self.gate.state.lock_unpoisoned();
+        let is_own = |stop: &Stop| stop.serial == self.serial;
+        if state.stopped.get(&self.context).is_some_and(is_own) {
+            self.gate.start(&mut state, self.context);
+        }
+    }
+}
+
+impl<K: Kernel> Gate<K> {
+    const fn new(kernel: K) -> Self {
+        Self {
+            kernel,
+            state: Mutex::new(State {
+                notes: Notes::new(),
+                stopped: BTreeMap::new(),
+                serial: 0,
+                waiting: 0,
+            }),
+            changed: Condvar::new(),
+            watched: Once::new(),
+        }
+    }
+
+    /// # Safety
+    /// As for the C function `ioctl`.
+    unsafe fn pass_on(&self, file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        // SAFETY: the caller's promise.
+        let pass = || unsafe { self.kernel.ioctl(file, request, argument) };
+        // SAFETY: the caller's promise: a call of this number has this block.
+        let Some(before) = (unsafe { Request::read(request, argument) }) else {
+            return pass();
+        };
+        let waits = {
+            let mut state = self.state.lock_unpoisoned();
+            let waits = state.notes.waits(&before);
+            if waits {
+                state.waiting += 1;
+                let stopped: Vec<Context> = state.stopped.keys().copied().collect();
+                for context in stopped {
+                    self.start(&mut state, context);
+                }
+            }
+            waits
+        };
+        let result = pass();
+        let error = io::Error::last_os_error().raw_os_error();
+        let mut state = self.state.lock_unpoisoned();
+        if waits {
+            state.waiting -= 1;
+        }
+        if result == 0 {
+            // SAFETY: as above. The driver has filled in what it answers.
+            if let Some(after) = unsafe { Request::read(request, argument) } {
+                state.notes.note(file, &after);
+            }
+        }
+        drop(state);
+        // The lock may have made calls.
+        // SAFETY: the place of this thread's error number.
+        unsafe { *libc::__errno_location() = error.unwrap_or(0) };
+        result
+    }
+
+    /// The contexts that have compute channels.
+    pub fn contexts(&self) -> Vec<Context> {
+        self.state.lock_unpoisoned().notes.contexts()
+    }
+
+    /// Sets the slice of the context's compute groups.
+    ///
+    /// # Errors
+    /// The context has no compute channels, or the driver refuses.
+    pub fn set(&self, context: Context, slice: Slice) -> Result<(), Error> {
+        let state = self.state.lock_unpoisoned();
+        let groups = state.notes.groups(context);
+        if groups.is_empty() {
+            return Err(Error::NoChannels);
+        }
+        for (file, group) in groups {
+            self.control(file, &mut Control::slice(context.client, group, slice.0))?;
+        }
+        Ok(())
+    }
+
+    /// Takes the context's kernels off the GPU, until what is returned is dropped.
+    ///
+    /// # Errors
+    /// The context has no compute channels, or is stopped; a call that waits for channels is under way; or the driver
+    /// refuses.
+    pub fn stop(&'static self, context: Context) -> Result<Stopped<K>, Error> {
+        self.watch()?;
+        let mut state = self.state.lock_unpoisoned();
+        if state.waiting > 0 {
+            return Err(Error::Busy);
+        }
+        if state.stopped.contains_key(&context) {
+            return Err(Error::Stopped);
+        }
+        let channels = state.notes.channels(context).ok_or(Error::NoChannels)?;
+        if let Err(error) = self.switch(&channels, true) {
+            // A part may be stopped.
+            let _ = self.switch(&channels, false);
+            return Err(error);
+        }
+        state.serial += 1;
+        let serial = state.serial;
+        let stop = Stop {
+            serial,
+            until: Moment::now() + UNRENEWED,
+            channels,
+        };
+        state.stopped.insert(context, stop);
+        self.changed.notify_all();
+        Ok(Stopped {
+            gate: self,
+            context,
+            serial,
+        })
+    }
+
+    /// Starts a stopped context. If the driver refuses, it is tried again later.
+    fn start(&self, state: &mut State, context: Context) {
+        let Some(stop) = state.stopped.get_mut(&context) else {
+            return;
+        };
+        match self.switch(&stop.channels, false) {
+            Ok(()) => {
+                state.stopped.remove(&context);
+            }
+            Err(error) => {
+                base::note!("cannot start a stopped context, trying again: {error}");
+                stop.until = Moment::now() + UNRENEWED;
+            }
+        }
+    }
+
+    /// Stops or starts channels.
+    fn switch(&self, channels: &Channels, stop: bool) -> Result<(), Error> {
+        let mut done = Ok(());
+        for mut control in channels.controls(stop) {
+            let one = self.control(channels.file, &mut control);
+            // All parts are started, whatever becomes of one.
+            done = done.and(one);
+        }
+        done
+    }
+
+    fn control(&self, file: c_int, control: &mut Control) -> Result<(), Error> {
+        // The library keeps the file open for as long as its client exists, and what is noted about a client is gone
+        // when it is freed. If the number names another file nevertheless, that file knows no such call or client.
+        let block = control.block();
+        // SAFETY: the block is a control call whose parameters lie in `control`, which outlives the call.
+        let result = unsafe { self.kernel.ioctl(file, Control::REQUEST, block) };
+        if result != 0 {
+            return Err(Error::Call(io::Error::last_os_error()));
+        }
+        match control.status() {
+            0 => Ok(()),
+            status => Err(Error::Refused(status)),
+        }
+    }
+
+    /// Starts the thread that starts what nobody renews, if it has not been started.
+    fn watch(&'static self) -> Result<(), Error> {
+        let mut started = Ok(());
+        self.watched.call_once(|| {
+            let thread = thread::Builder::new().name("timeslice".to_owned());
+            started = thread.spawn(|| self.start_unrenewed()).map(drop);
+        });
+        started.map_err(Error::Thread)
+    }
+
+    fn start_unrenewed(&self) {
+        let mut state = self.state.lock_unpoisoned();
+        loop {
+            let now = Moment::now();
+            let expired = state.stopped.iter().filter(|(_, stop)| stop.until <= now);
+            let expired: Vec<Context> = expired.map(|(context, _)| *context).collect();
+            for context in expired {
+                self.start(&mut state, context);
+            }
+            let next = state.stopped.values().map(|stop| stop.until).min();
+            state = self.wait(state, next.map(|until| until.since(Moment::now())));
+        }
+    }
+
+    /// Waits until something is stopped, or for this time.
+    fn wait<'a>(
+        &self,
+        state: MutexGuard<'a, State>,
+        time: Option<Duration>,
+    ) -> MutexGuard<'a, State> {
+        match time {
+            Some(time) => {
+                let waited = self.changed.wait_timeout(state, time);
+                waited.unwrap_or_else(PoisonError::into_inner).0
+            }
+            None => self
+                .changed
+                .wait(state)
+                .unwrap_or_else(PoisonError::into_inner),
+        }
+    }
+}

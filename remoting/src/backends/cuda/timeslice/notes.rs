@@ -1,0 +1,182 @@
+//! What calls have made: the channel groups and channels of each context, and what they belong to.
+
+use std::{collections::BTreeMap, ffi::c_int};
+
+use super::{
+    Context,
+    blocks::{Channels, Request},
+};
+
+/// Classes of objects.
+const DEVICE: u32 = 0x80;
+const SUBDEVICE: u32 = 0x2080;
+/// The engine of groups that run kernels.
+const COMPUTE: u32 = 1;
+
+/// An object that is noted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    Device,
+    Subdevice,
+    /// A channel group in this address space, on this engine.
+    Group {
+        space: u32,
+        engine: u32,
+    },
+    Channel,
+}
+
+#[derive(Debug)]
+struct Object {
+    kind: Kind,
+    parent: u32,
+}
+
+/// The objects of a client that are noted, by handle.
+#[derive(Debug)]
+struct Client {
+    file: c_int,
+    objects: BTreeMap<u32, Object>,
+}
+
+/// What is noted, by client.
+#[derive(Debug)]
+pub struct Notes(BTreeMap<u32, Client>);
+
+/// What is noted about an object of a class; `None`: nothing.
+fn kind(class: u32, group: Option<(u32, u32)>) -> Option<Kind> {
+    match class {
+        DEVICE => Some(Kind::Device),
+        SUBDEVICE => Some(Kind::Subdevice),
+        // Channels of each generation since Volta.
+        class if class & 0xf0ff == 0xc06f => Some(Kind::Channel),
+        _ => group.map(|(space, engine)| Kind::Group { space, engine }),
+    }
+}
+
+impl Notes {
+    pub const fn new() -> Self {
+        Self(BTreeMap::new())
+    }
+
+    /// Whether the driver may wait for channels in this call, or channels are made that a stop would not include.
+    pub fn waits(&self, request: &Request) -> bool {
+        match *request {
+            Request::Waits => true,
+            Request::Allocate { class, group, .. } => {
+                matches!(kind(class, group), Some(Kind::Channel | Kind::Group { .. }))
+            }
+            Request::Free { client, object, .. } => {
+                let noted = self.0.get(&client);
+                noted.is_some_and(|noted| object == client || noted.objects.contains_key(&object))
+            }
+        }
+    }
+
+    /// Notes a call that the kernel has taken.
+    pub fn note(&mut self, file: c_int, request: &Request) {
+        match *request {
+            Request::Allocate {
+                client,
+                parent,
+                object,
+                class,
+                group,
+                status: 0,
+            } => {
+                if let Some(kind) = kind(class, group) {
+                    let noted = self.0.entry(client).or_insert_with(|| Client {
+                        file,
+                        objects: BTreeMap::new(),
+                    });
+                    noted.file = file;
+                    noted.objects.insert(object, Object { kind, parent });
+                }
+            }
+            Request::Free {
+                client,
+                object,
+                status: 0,
+            } => {
+                if client == object {
+                    self.0.remove(&client);
+                } else if let Some(noted) = self.0.get_mut(&client) {
+                    noted.free(object);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// The contexts that have compute channels.
+    pub fn contexts(&self) -> Vec<Context> {
+        let mut contexts = Vec::new();
+        for (&client, noted) in &self.0 {
+            for group in noted.objects.values() {
+                if let Kind::Group {
+                    space,
+                    engine: COMPUTE,
+                } = group.kind
+                {
+                    contexts.push(Context {
+                        client,
+                        device: group.parent,
+                        space,
+                    });
+                }
+            }
+        }
+        contexts.sort_unstable();
+        contexts.dedup();
+        contexts.retain(|context| self.channels(*context).is_some());
+        contexts
+    }
+
+    /// The compute groups of a context, each with its client's file.
+    pub fn groups(&self, context: Context) -> Vec<(c_int, u32)> {
+        let Some(noted) = self.0.get(&context.client) else {
+            return Vec::new();
+        };
+        let kind = Kind::Group {
+            space: context.space,
+            engine: COMPUTE,
+        };
+        let own = |object: &Object| object.kind == kind && object.parent == context.device;
+        let groups = noted.objects.iter().filter(|(_, object)| own(object));
+        groups.map(|(handle, _)| (noted.file, *handle)).collect()
+    }
+
+    /// The compute channels of a context; `None` if it has none.
+    pub fn channels(&self, context: Context) -> Option<Channels> {
+        let noted = self.0.get(&context.client)?;
+        let of = |kind: Kind, parent: u32| {
+            let objects = noted.objects.iter();
+            let own = move |object: &Object| object.kind == kind && object.parent == parent;
+            objects.filter_map(move |(handle, object)| own(object).then_some(*handle))
+        };
+        let subdevice = of(Kind::Subdevice, context.device).next()?;
+        let groups = self.groups(context);
+        let channels: Vec<u32> = groups
+            .iter()
+            .flat_map(|(_, group)| of(Kind::Channel, *group))
+            .collect();
+        (!channels.is_empty()).then_some(Channels {
+            file: noted.file,
+            client: context.client,
+            subdevice,
+            channels,
+        })
+    }
+}
+
+impl Client {
+    /// Removes an object and all below it.
+    fn free(&mut self, object: u32) {
+        let mut freed = vec![object];
+        while let Some(one) = freed.pop() {
+            self.objects.remove(&one);
+            let children = self.objects.iter().filter(|(_, child)| child.parent == one);
+            freed.extend(children.map(|(handle, _)| *handle));
+        }
+    }
+}

@@ -1,0 +1,395 @@
+//! The notes and the gate before a kernel that keeps a record, with blocks at their published offsets.
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
+    time::Instant,
+};
+
+use super::*;
+
+const CLIENT: u32 = 0xc1d0_0001;
+const DEVICE: u32 = 0x5c00_0001;
+const SUBDEVICE: u32 = 0x5c00_0002;
+const SPACE: u32 = 0x5c00_0003;
+const OTHER_SPACE: u32 = 0x5c00_0004;
+const FILE: c_int = 7;
+/// Engines of groups.
+const COMPUTE: u32 = 1;
+const COPY: u32 = 9;
+const ALLOCATE: c_ulong = 0xc030_462b;
+const FREE: c_ulong = 0xc010_4629;
+const CONTROL: c_ulong = 0xc020_462a;
+const GROUP: u32 = 0xa06c;
+const CHANNEL: u32 = 0xc86f;
+/// No wait here takes as long.
+const HANG: Duration = Duration::from_secs(60);
+
+/// A call, as the kernel sees it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Call {
+    Allocate(u32),
+    Free(u32),
+    /// The group and the microseconds.
+    Slice(u32, u64),
+    Stop(Vec<u32>),
+    Start(Vec<u32>),
+    Other(c_ulong),
+}
+
+#[derive(Debug, Default)]
+struct StandIn {
+    calls: Mutex<Vec<Call>>,
+    /// The status of controls.
+    status: AtomicU32,
+    /// The gate before it, and what a stop during a call that frees gives.
+    gate: OnceLock<&'static Gate<Self>>,
+    stop_meanwhile: Mutex<Option<String>>,
+}
+
+impl Kernel for StandIn {
+    unsafe fn ioctl(&self, file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+        // SAFETY: the blocks of these tests are as long as their requests say, and controls have their parameters.
+        let word = |at: usize| unsafe { argument.byte_add(at).cast::<u32>().read_unaligned() };
+        let call = match request {
+            ALLOCATE => Call::Allocate(word(8)),
+            FREE => {
+                if let Some(gate) = self.gate.get() {
+                    let stopped = gate.contexts().first().map(|context| gate.stop(*context));
+                    let why = stopped.map(|stopped| stopped.unwrap_err().to_string());
+                    *self.stop_meanwhile.lock().unwrap() = why;
+                }
+                Call::Free(word(8))
+            }
+            CONTROL => {
+                assert_eq!((file, word(0)), (FILE, CLIENT));
+                // SAFETY: as above.
+                unsafe {
+                    argument
+                        .byte_add(28)
+                        .cast::<u32>()
+                        .write(self.status.load(Ordering::SeqCst));
+                }
+                let at = u64::from(word(16)) | u64::from(word(20)) << 32;
+                let (object, command, size) = (word(4), word(8), word(24));
+                // SAFETY: as above.
+                let word = |offset: u64| unsafe { *((at + offset) as *const u32) };
+                match command {
+                    0xa06c_0103 => {
+                        assert_eq!(size, 8);
+                        Call::Slice(object, u64::from(word(0)) | u64::from(word(4)) << 32)
+                    }
+                    0x2080_110b => {
+                        assert_eq!((size, object), (536, SUBDEVICE));
+                        // Takes running kernels off the GPU at once, and leaves what is enqueued.
+                        assert_eq!((word(8), word(16), word(20)), (0, 0, 0));
+                        let count = u64::from(word(4));
+                        assert!((0..count).all(|index| word(24 + index * 4) == CLIENT));
+                        let channels = (0..count).map(|index| word(280 + index * 4)).collect();
+                        match word(0) {
+                            1 => Call::Stop(channels),
+                            _ => Call::Start(channels),
+                        }
+                    }
+                    other => panic!("control {other:#x}"),
+                }
+            }
+            _ => Call::Other(request),
+        };
+        let fails = call == Call::Other(0);
+        self.calls.lock().unwrap().push(call);
+        if fails {
+            // SAFETY: the place of this thread's error number.
+            unsafe { *libc::__errno_location() = libc::ENOTTY };
+        }
+        if fails { -1 } else { 0 }
+    }
+}
+
+impl StandIn {
+    fn take(&self) -> Vec<Call> {
+        std::mem::take(&mut *self.calls.lock().unwrap())
+    }
+}
+
+fn allocate_with(
+    gate: &Gate<StandIn>,
+    parent: u32,
+    object: u32,
+    class: u32,
+    status: u32,
+    parameters: &[u32],
+) {
+    let mut block = [0u32; 12];
+    block[..4].copy_from_slice(&[CLIENT, parent, object, class]);
+    if !parameters.is_empty() {
+        let at = parameters.as_ptr() as u64;
+        (block[4], block[5]) = (at as u32, (at >> 32) as u32);
+    }
+    block[10] = status;
+    // SAFETY: a block of this request.
+    unsafe { gate.pass_on(FILE, ALLOCATE, block.as_mut_ptr().cast()) };
+}
+
+fn allocate(gate: &Gate<StandIn>, parent: u32, object: u32, class: u32) {
+    allocate_with(gate, parent, object, class, 0, &[]);
+}
+
+fn group(gate: &Gate<StandIn>, object: u32, space: u32, engine: u32) {
+    allocate_with(gate, DEVICE, object, GROUP, 0, &[0, 0, space, engine, 0]);
+}
+
+fn free(gate: &Gate<StandIn>, object: u32) {
+    let mut block = [CLIENT, 0, object, 0];
+    // SAFETY: a block of this request.
+    unsafe { gate.pass_on(FILE, FREE, block.as_mut_ptr().cast()) };
+}
+
+fn context(space: u32) -> Context {
+    Context {
+        client: CLIENT,
+        device: DEVICE,
+        space,
+    }
+}
+
+/// A gate whose process has a context with a compute group 10 of the channels 11 and 12, and a copy group 20 with the
+/// channel 21.
+fn gate() -> &'static Gate<StandIn> {
+    let gate = Box::leak(Box::new(Gate::new(StandIn::default())));
+    allocate(gate, 0, CLIENT, 0x41);
+    allocate(gate, CLIENT, DEVICE, 0x80);
+    allocate(gate, DEVICE, SUBDEVICE, 0x2080);
+    for (object, engine, channels) in [(10, COMPUTE, &[11, 12][..]), (20, COPY, &[21])] {
+        group(gate, object, SPACE, engine);
+        for channel in channels {
+            allocate(gate, object, *channel, CHANNEL);
+        }
+    }
+    gate.kernel.take();
+    gate
+}
+
+#[test]
+fn a_context_is_stopped_and_started_with_its_compute_channels() {
+    let gate = gate();
+    assert_eq!(gate.contexts(), [context(SPACE)]);
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    assert_eq!(gate.kernel.take(), [Call::Stop(vec![11, 12])]);
+    assert!(matches!(gate.stop(context(SPACE)), Err(Error::Stopped)));
+    assert!(stopped.renew());
+    drop(stopped);
+    assert_eq!(gate.kernel.take(), [Call::Start(vec![11, 12])]);
+}
+
+#[test]
+fn slices_are_those_of_compute_groups() {
+    let gate = gate();
+    gate.set(context(SPACE), Slice::from_micros(1500).unwrap())
+        .unwrap();
+    assert_eq!(gate.kernel.take(), [Call::Slice(10, 1500)]);
+    for micros in [0, 99, 100_001, u32::MAX] {
+        assert_eq!(Slice::from_micros(micros), None);
+    }
+}
+
+#[test]
+fn contexts_are_told_apart_by_address_spaces() {
+    let gate = gate();
+    group(gate, 30, OTHER_SPACE, COMPUTE);
+    // A group has no channels yet.
+    assert_eq!(gate.contexts(), [context(SPACE)]);
+    allocate(gate, 30, 31, 0xc56f);
+    assert_eq!(gate.contexts(), [context(SPACE), context(OTHER_SPACE)]);
+    gate.kernel.take();
+    drop(gate.stop(context(OTHER_SPACE)).unwrap());
+    assert_eq!(
+        gate.kernel.take(),
+        [Call::Stop(vec![31]), Call::Start(vec![31])]
+    );
+}
+
+#[test]
+fn what_the_driver_has_refused_to_make_is_not_noted() {
+    let gate = gate();
+    allocate_with(gate, 10, 13, CHANNEL, 0x1a, &[]);
+    gate.kernel.take();
+    drop(gate.stop(context(SPACE)).unwrap());
+    assert_eq!(gate.kernel.take()[0], Call::Stop(vec![11, 12]));
+}
+
+#[test]
+fn freed_channels_groups_devices_and_clients_are_forgotten() {
+    let gate = gate();
+    free(gate, 11);
+    assert_eq!(gate.contexts(), [context(SPACE)]);
+    free(gate, 10);
+    assert_eq!(gate.contexts(), []);
+    assert!(matches!(gate.stop(context(SPACE)), Err(Error::NoChannels)));
+    let slice = Slice::from_micros(2000).unwrap();
+    assert!(matches!(
+        gate.set(context(SPACE), slice),
+        Err(Error::NoChannels)
+    ));
+    for object in [DEVICE, CLIENT] {
+        let gate = self::gate();
+        free(gate, object);
+        assert_eq!(gate.contexts(), []);
+    }
+}
+
+#[test]
+fn a_stopped_context_is_started_before_its_channels_are_freed() {
+    for object in [11, 10, 20, DEVICE, CLIENT] {
+        let gate = gate();
+        gate.kernel.gate.set(gate).unwrap();
+        let stopped = gate.stop(context(SPACE)).unwrap();
+        free(gate, object);
+        assert_eq!(
+            gate.kernel.take(),
+            [
+                Call::Stop(vec![11, 12]),
+                Call::Start(vec![11, 12]),
+                Call::Free(object)
+            ]
+        );
+        // Nothing is stopped before the call has returned.
+        let meanwhile = gate.kernel.stop_meanwhile.lock().unwrap().take();
+        assert_eq!(meanwhile, Some(Error::Busy.to_string()));
+        assert!(!stopped.renew());
+        drop(stopped);
+        assert_eq!(gate.kernel.take(), []);
+    }
+}
+
+#[test]
+fn a_stopped_context_is_started_before_calls_that_wait_for_channels() {
+    // Idle channels; calls on the file of unified memory.
+    for request in [0xc038_4641, 0x1a, 0x1c] {
+        let gate = gate();
+        let stopped = gate.stop(context(SPACE)).unwrap();
+        let mut block = [0u32; 64];
+        // SAFETY: a block that is long enough.
+        unsafe { gate.pass_on(FILE, request, block.as_mut_ptr().cast()) };
+        assert_eq!(
+            gate.kernel.take()[1..],
+            [Call::Start(vec![11, 12]), Call::Other(request)]
+        );
+        assert!(!stopped.renew());
+    }
+}
+
+#[test]
+fn a_channel_that_is_made_in_a_stopped_context_starts_it() {
+    let gate = gate();
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    allocate(gate, 10, 13, CHANNEL);
+    assert!(!stopped.renew());
+    drop(stopped);
+    gate.kernel.take();
+    drop(gate.stop(context(SPACE)).unwrap());
+    assert_eq!(gate.kernel.take()[0], Call::Stop(vec![11, 12, 13]));
+}
+
+#[test]
+fn other_objects_may_be_freed_while_a_context_is_stopped() {
+    let gate = gate();
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    allocate(gate, DEVICE, 40, 0x40);
+    free(gate, 40);
+    assert!(stopped.renew());
+}
+
+#[test]
+fn a_context_whose_stop_nobody_renews_is_started() {
+    let gate = gate();
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    let begin = Instant::now();
+    while gate.kernel.calls.lock().unwrap().len() < 2 {
+        assert!(begin.elapsed() < HANG, "it is not started");
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(gate.kernel.take()[1], Call::Start(vec![11, 12]));
+    assert!(!stopped.renew());
+}
+
+#[test]
+fn many_channels_take_several_calls() {
+    let gate = gate();
+    for channel in 100..200 {
+        allocate(gate, 10, channel, CHANNEL);
+    }
+    gate.kernel.take();
+    drop(gate.stop(context(SPACE)).unwrap());
+    let lengths = gate.kernel.take().into_iter().map(|call| match call {
+        Call::Stop(channels) => (true, channels.len()),
+        Call::Start(channels) => (false, channels.len()),
+        other => panic!("{other:?}"),
+    });
+    let expected = [(true, 64), (true, 38), (false, 64), (false, 38)];
+    assert!(lengths.eq(expected));
+}
+
+#[test]
+fn a_stop_that_the_driver_refuses_leaves_nothing_stopped() {
+    let gate = gate();
+    gate.kernel.status.store(0x56, Ordering::SeqCst);
+    assert!(matches!(
+        gate.stop(context(SPACE)),
+        Err(Error::Refused(0x56))
+    ));
+    assert_eq!(
+        gate.kernel.take(),
+        [Call::Stop(vec![11, 12]), Call::Start(vec![11, 12])]
+    );
+    gate.kernel.status.store(0, Ordering::SeqCst);
+    assert!(gate.stop(context(SPACE)).is_ok());
+}
+
+#[test]
+fn a_start_that_the_driver_refuses_is_tried_again() {
+    let gate = gate();
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    gate.kernel.status.store(0x56, Ordering::SeqCst);
+    drop(stopped);
+    assert!(matches!(gate.stop(context(SPACE)), Err(Error::Stopped)));
+    gate.kernel.status.store(0, Ordering::SeqCst);
+    let begin = Instant::now();
+    while !gate.state.lock().unwrap().stopped.is_empty() {
+        assert!(begin.elapsed() < HANG, "it is not started");
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn other_calls_pass_with_their_result_and_error_number() {
+    let gate = gate();
+    let mut block = [0u32; 12];
+    // Other sizes, and another type.
+    for request in [0, 0x5421, 0xc020_462b, 0xc030_472b] {
+        // SAFETY: the stand-in does not look at it.
+        let result = unsafe { gate.pass_on(FILE, request, block.as_mut_ptr().cast()) };
+        assert_eq!(gate.kernel.take(), [Call::Other(request)]);
+        if request == 0 {
+            assert_eq!(result, -1);
+            let error = io::Error::last_os_error().raw_os_error();
+            assert_eq!(error, Some(libc::ENOTTY));
+        }
+    }
+}
+
+#[test]
+fn only_branches_of_the_list_have_slices() {
+    let text = |version: &str| {
+        format!(
+            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\nGCC version:  gcc 12.3.0\n"
+        )
+    };
+    assert!(listed(&text("580.159.04")).is_ok());
+    for other in ["610.43.02", "58.0", "x.y"] {
+        let error = listed(&text(other)).unwrap_err();
+        assert!(matches!(error, Error::Branch(_)), "{other}");
+    }
+}
