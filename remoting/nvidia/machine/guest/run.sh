@@ -34,10 +34,13 @@ cp "$binaries"/{gantry,gantry-nvidia} "$work"
 if [ -e "$binaries/vmlinux" ]; then cp "$binaries/vmlinux" "$work"; else xz -dc "$binaries/vmlinux.xz" >"$work/vmlinux"; fi
 echo "root disk made after $SECONDS s"
 
-# clearcpuid, noxsave and the C library's settings are for a KVM that emulates ring 0 (README.md).
-cmdline="console=ttyS0 quiet loglevel=5 root=/dev/vda ro init=/init mitigations=off noxsave tsc=reliable no_timer_check \
-random.trust_cpu=on panic=-1 clearcpuid=cx16,smap,smep,popcnt,fsgsbase,invpcid,pcid,umip,rdtscp,xsave,erms,fsrm \
-GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM \
+# From noxsave on, all is for a KVM that emulates ring 0 (README.md). There, pages are cleared slowly: no huge pages, and
+# the C library gives back no memory that it takes again.
+cmdline="console=ttyS0 quiet loglevel=5 root=/dev/vda ro init=/init panic=-1 random.trust_cpu=on mitigations=off noxsave \
+tsc=reliable no_timer_check transparent_hugepage=never initcall_blacklist=blake2s_mod_init \
+clearcpuid=cx16,smap,smep,popcnt,fsgsbase,invpcid,pcid,umip,rdtscp,xsave,erms,fsrm \
+GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM:\
+glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967295:glibc.malloc.arena_max=1 \
 PARTS=$vms LIMIT=${LIMIT:-90} ONLY=$only ${CMDLINE:-}"
 
 mkdir -m 755 "$work/socket"
