@@ -14,6 +14,8 @@ use seccompiler::{
     SeccompCondition as Condition, SeccompFilter, SeccompRule as Rule, TargetArch,
 };
 
+use crate::device::Node;
+
 /// The Landlock rights that are denied: those of Linux 6.2. Earlier kernels enforce the ones that they know.
 const RIGHTS: ABI = ABI::V3;
 /// The most GPUs of a machine.
@@ -43,16 +45,19 @@ pub enum Serving {
 /// System calls by which programs are connected, and get ends of socket pairs.
 const CONNECTING: [c_long; 2] = [libc::SYS_accept4, libc::SYS_socketpair];
 
-/// Confines this thread and those that it starts.
+/// Confines this thread and those that it starts to the nodes that `shows` names.
 ///
 /// # Errors
 /// The kernel has no Landlock or seccomp, or refuses.
-pub fn confine(branch: Branch, serving: Serving) -> Result<(), Error> {
-    let mut nodes: Vec<String> = (0..GPUS)
-        .map(|number| format!("/dev/nvidia{number}"))
-        .collect();
-    nodes.extend(["/dev/nvidiactl", "/dev/nvidia-uvm"].map(str::to_owned));
-    nodes.retain(|node| Path::new(node).exists());
+pub fn confine(
+    branch: Branch,
+    serving: Serving,
+    shows: impl Fn(Node) -> bool,
+) -> Result<(), Error> {
+    let nodes = (0..GPUS).map(Node::Gpu);
+    let nodes = nodes.chain([Node::Control, Node::Uvm]);
+    let nodes = nodes.filter(|node| shows(*node)).map(Node::path);
+    let nodes = nodes.filter(|node| Path::new(node).exists());
     let access = AccessFs::ReadFile | AccessFs::WriteFile;
     Ruleset::default()
         .handle_access(AccessFs::from_all(RIGHTS))?
@@ -121,7 +126,7 @@ mod tests {
         };
         thread::scope(|scope| {
             let confined = scope.spawn(|| {
-                confine(Branch::R580, Serving::Machine).expect("the kernel has both");
+                confine(Branch::R580, Serving::Machine, |_| true).expect("the kernel has both");
                 for word in Branch::R580.commands() {
                     assert_eq!(command(word), Some(libc::ENOTTY), "{word:x}");
                 }

@@ -84,6 +84,11 @@ pub trait Device: Send + Sync {
     /// As of `stat`.
     fn attributes(&self, node: Node) -> io::Result<Attributes>;
 
+    /// Whether programs see a node.
+    fn shows(&self, _: Node) -> bool {
+        true
+    }
+
     /// Makes a call.
     ///
     /// # Errors
@@ -94,6 +99,49 @@ pub trait Device: Send + Sync {
     /// all of it may be written.
     unsafe fn call(&self, file: BorrowedFd<'_>, command: u32, argument: *mut u8)
     -> io::Result<i32>;
+}
+
+/// Some of a machine's GPUs, by the numbers of their files. Programs find none of the others' files, as in a container
+/// that has not got them.
+pub struct Visible<D> {
+    /// The device files of the machine.
+    pub device: D,
+    /// The numbers.
+    pub gpus: Vec<u8>,
+}
+
+impl<D: Device> Device for Visible<D> {
+    fn version(&self) -> io::Result<String> {
+        self.device.version()
+    }
+
+    fn open(&self, node: Node) -> io::Result<OwnedFd> {
+        match self.shows(node) {
+            true => self.device.open(node),
+            false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        }
+    }
+
+    fn attributes(&self, node: Node) -> io::Result<Attributes> {
+        match self.shows(node) {
+            true => self.device.attributes(node),
+            false => Err(io::Error::from_raw_os_error(libc::ENOENT)),
+        }
+    }
+
+    fn shows(&self, node: Node) -> bool {
+        !matches!(node, Node::Gpu(number) if !self.gpus.contains(&number))
+    }
+
+    unsafe fn call(
+        &self,
+        file: BorrowedFd<'_>,
+        command: u32,
+        argument: *mut u8,
+    ) -> io::Result<i32> {
+        // SAFETY: the caller's.
+        unsafe { self.device.call(file, command, argument) }
+    }
 }
 
 /// NVIDIA's kernel modules.
@@ -150,6 +198,25 @@ impl Device for Kernel {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::stand_in::StandIn;
+
+    #[test]
+    fn a_gpu_that_is_not_visible_has_no_file() {
+        let visible = Visible {
+            device: StandIn::default(),
+            gpus: vec![1, 2],
+        };
+        let missing = |error: io::Error| assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+        missing(visible.open(Node::Gpu(0)).expect_err("it is hidden"));
+        missing(visible.attributes(Node::Gpu(0)).expect_err("it is hidden"));
+        for node in [Node::Control, Node::Uvm] {
+            assert!(visible.open(node).is_ok() && visible.attributes(node).is_ok());
+        }
+        let shown = [0, 1, 2, 31].map(|number| visible.shows(Node::Gpu(number)));
+        assert_eq!(shown, [false, true, true, false]);
+        let all = StandIn::default();
+        assert!(all.open(Node::Gpu(0)).is_ok() && all.shows(Node::Gpu(0)));
+    }
 
     #[test]
     fn only_control_gpus_and_unified_memory_are_nodes() {

@@ -20,6 +20,7 @@
 //! | `events` | hang-ups and events of files |
 //! | `external` | video memory that GPUs map by unified memory |
 //! | [`device`] | the device files themselves |
+//! | [`gpus`] | which GPUs programs see |
 //! | [`driver_image`] | the driver's libraries, for guests |
 //! | [`confine`] | the system calls and files that remain |
 //! | [`record`] | the structure of calls, without contents |
@@ -39,6 +40,7 @@ mod duplicate;
 mod events;
 mod external;
 mod files;
+pub mod gpus;
 mod lent;
 pub mod machine;
 mod objects;

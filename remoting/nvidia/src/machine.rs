@@ -156,7 +156,7 @@ pub fn serve(
             return Err(error);
         }
     };
-    confine::confine(worker.branch(), Serving::Machine)?;
+    confine::confine(worker.branch(), Serving::Machine, |node| worker.shows(node))?;
     let watched = connection.try_clone().map_err(Error::System)?;
     start("machine", move || end_with(&watched))?;
     let closing = Closing::start(&worker).map_err(Error::System)?;

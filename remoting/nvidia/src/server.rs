@@ -27,7 +27,7 @@ use rustix::{
 
 use crate::{
     closing::Closing,
-    device::Device,
+    device::{Device, Node},
     events::{self, Events},
     files::{DESCRIPTORS, Files},
     machine::Machine,
@@ -149,6 +149,12 @@ impl Worker {
         self.branch
     }
 
+    /// Whether its programs see a node.
+    #[must_use]
+    pub fn shows(&self, node: Node) -> bool {
+        self.device.shows(node)
+    }
+
     /// Bytes of video memory that programs have.
     #[must_use]
     pub fn memory_used(&self) -> u64 {
@@ -268,7 +274,7 @@ impl Listener {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{device::Node, stand_in::StandIn};
+    use crate::stand_in::StandIn;
 
     #[test]
     fn a_closed_file_that_a_call_still_has_is_not_waited_for() {

@@ -1,10 +1,15 @@
 //! `gantry-nvidia`: makes calls on NVIDIA's device files for programs that run under `libgantry_nvidia_preload.so`, on
 //! this machine or in the guests of its virtual machines.
 
-use std::{error::Error, path::PathBuf, process::ExitCode};
+use std::{
+    error::Error,
+    path::{Path, PathBuf},
+    process::ExitCode,
+};
 
 use base::{
     Output,
+    gpus::Selection,
     limits::{Limit, file_size_is_an_error},
     note,
     paths::NVIDIA_SOCKET,
@@ -12,8 +17,8 @@ use base::{
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_nvidia::{
     confine::{Serving, confine},
-    device::{Device, Kernel},
-    driver_image, machine, pool,
+    device::{Device, Kernel, Visible},
+    driver_image, gpus, machine, pool,
     record::Record,
     server::{Listener, Worker},
 };
@@ -22,6 +27,7 @@ use manual::Manual;
 const EXAMPLES: &str = "Examples:
   gantry-nvidia                                 programs of this machine
   gantry-nvidia --vm /run/gantry/nvidia-vm.sock virtual machines: gantry --accel api=nvidia
+  gantry-nvidia --gpu 0+2                       programs that see two of this machine's GPUs
   gantry-nvidia driver-image /var/lib/gantry/nvidia.img
                                                 this host's driver libraries, as a disk for guests
   gantry-nvidia driver-image --list             which files those are";
@@ -53,6 +59,15 @@ struct Arguments {
     /// have). Programs see it as the devices' size.
     #[arg(long, value_parser = clap::value_parser!(u64).range(1..=1 << 30))]
     memory: Option<u64>,
+    /// Which of this machine's GPUs programs see, joined by +: an index in the order of PCI addresses, a UUID or its
+    /// beginning (GPU-1a2b3c4d), a PCI address, or a part of a model's name (H200). All of them by default.
+    #[arg(
+        long,
+        default_value = "",
+        hide_default_value = true,
+        value_name = "GPU[+GPU...]"
+    )]
+    gpu: Selection,
     /// Records the structure of calls in this file, without contents.
     #[arg(long)]
     record: Option<PathBuf>,
@@ -88,14 +103,29 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
     }
 }
 
+/// The device files that programs see, those of all GPUs for `None`.
+fn device(gpus: Option<&[u8]>) -> Box<dyn Device> {
+    match gpus {
+        None => Box::new(Kernel),
+        Some(gpus) => Box::new(Visible {
+            device: Kernel,
+            gpus: gpus.to_vec(),
+        }),
+    }
+}
+
 fn serve(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     Limit::raise()?;
     let memory = arguments.memory.map(|mib| mib << 20);
+    let gpus = (!arguments.gpu.is_all())
+        .then(|| gpus::files(&arguments.gpu, Path::new(gpus::LISTED)))
+        .transpose()?;
+    let device = || device(gpus.as_deref());
     if let Some(path) = &arguments.vm {
         let serve = |connection| {
             let served = machine::serve(&connection, |machine, limit, account| {
                 let limits = [memory, limit].into_iter().flatten();
-                Worker::of_machine(Box::new(Kernel), machine, limits.min(), account, None)
+                Worker::of_machine(device(), machine, limits.min(), account, None)
             });
             if let Err(error) = served {
                 note::error("gantry-nvidia", &error);
@@ -105,9 +135,11 @@ fn serve(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     let record = arguments.record.as_deref().map(Record::create);
     let slice = arguments.slice << 20;
-    let worker = Worker::new(Box::new(Kernel), slice, memory, record.transpose()?)?;
+    let worker = Worker::new(device(), slice, memory, record.transpose()?)?;
     let listener = Listener::bind(&arguments.socket)?;
-    confine(worker.branch(), Serving::Programs)?;
+    confine(worker.branch(), Serving::Programs, |node| {
+        worker.shows(node)
+    })?;
     Ok(worker.serve(&listener)?)
 }
 
@@ -137,6 +169,8 @@ mod tests {
             "",
             "--socket /tmp/x --slice 64 --memory 8192",
             "--vm /tmp/x --memory 8192",
+            "--gpu 0+GPU-1a2b3c4d+65:00.0",
+            "--vm /tmp/x --gpu H200",
             "driver-image /tmp/x --video",
             "driver-image --list",
             "completions bash",
@@ -147,6 +181,9 @@ mod tests {
             "--vm /tmp/x --socket /tmp/y",
             "--vm /tmp/x --slice 64",
             "--memory 0",
+            "--gpu GPU-1",
+            "--gpu 0,1",
+            "--gpu 0+",
             "driver-image",
             "--memory 1 driver-image /tmp/x",
         ] {
