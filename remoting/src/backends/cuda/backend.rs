@@ -110,8 +110,8 @@ pub struct CudaBackend {
     pub(super) put_off: Vec<PutOff>,
     /// Commands behind which the driver could record no event.
     pub(super) unfenced: Vec<Unfenced>,
-    /// A request that waits for client functions and must execute before all requests that follow.
-    pub(super) parked: Option<(Header, Request)>,
+    /// A request that waits and must execute before all requests that follow.
+    pub(super) parked: Option<PutOff>,
 }
 
 /// A session with an application that calls CUDA.
@@ -230,12 +230,21 @@ impl Backend for CudaBackend {
             session.free_unfenced();
         }
         let backend = &mut session.backend;
-        if backend.parked.is_none() && backend.put_off.is_empty() || backend.has_pending() {
-            return Ok(told);
-        }
-        if let Some((header, request)) = backend.parked.take() {
-            session.go_on(header, request, 0)?;
+        if let Some(parked) = backend.parked.take() {
+            let waits = match parked.is_for_functions() {
+                true => backend.has_pending(),
+                false => !parked.is_ready(&backend.api),
+            };
+            if waits {
+                backend.parked = Some(parked);
+                return Ok(told);
+            }
+            let (header, request, rounds) = parked.take(&backend.api);
+            session.go_on(header, request, rounds)?;
             return Ok(true);
+        }
+        if backend.put_off.is_empty() || backend.has_pending() {
+            return Ok(told);
         }
         let ready = |one: &PutOff| one.is_ready(&backend.api);
         let Some(place) = backend.put_off.iter().position(ready) else {
@@ -631,6 +640,9 @@ impl Server {
             self.wait_for_functions(header, request, rounds);
             return Ok(());
         }
+        let Some((header, request)) = self.park_unregistered(header, request) else {
+            return Ok(());
+        };
         match self.put_off(header, request, rounds) {
             Some((header, request)) => self.carry_out(header, request),
             None => Ok(()),

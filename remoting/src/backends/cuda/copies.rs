@@ -53,8 +53,8 @@ impl Server {
         backend
             .cover
             .reach(&backend.api, &self.window, context, stretch, Extent::Ahead);
-        if self.is_cut([Some(stretch), None]) && self.is_captured(submitted.raw) {
-            return Err(codes::NOT_SUPPORTED);
+        if self.is_captured(submitted.raw) {
+            self.may_be_node([Some(stretch), None])?;
         }
         let backend = &self.backend;
         let stream = submitted.raw as CUstream;

@@ -27,23 +27,29 @@ pub(super) enum Extent {
     Ahead,
 }
 
+/// A registered part.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    end: u64,
+    /// The context in which it was registered, and with which its registration ends.
+    context: u32,
+}
+
 /// The registered parts.
 #[derive(Debug, Default)]
 pub(super) struct Cover {
-    /// Ends of parts, keyed by their starts, relative to the start of the window's data.
-    parts: BTreeMap<u64, u64>,
+    /// Parts, keyed by their starts, relative to the start of the window's data.
+    parts: BTreeMap<u64, Part>,
     /// Total size of the parts, in bytes.
     size: u64,
-    /// The context in which they were registered.
-    context: u32,
     refused: bool,
 }
 
 impl Cover {
     /// The part that contains an offset.
     fn part(&self, at: u64) -> Option<(u64, u64)> {
-        let (start, end) = self.parts.range(..=at).next_back()?;
-        (at < *end).then_some((*start, *end))
+        let (start, part) = self.parts.range(..=at).next_back()?;
+        (at < part.end).then_some((*start, part.end))
     }
 
     /// The next range to register on the way to a fully registered range; `None` if it already is.
@@ -59,7 +65,7 @@ impl Cover {
             .parts
             .range(..=at)
             .next_back()
-            .map_or(0, |(_, end)| *end);
+            .map_or(0, |(_, part)| part.end);
         let behind = self
             .parts
             .range(at..)
@@ -110,9 +116,25 @@ impl Cover {
     }
 
     fn add(&mut self, from: u64, to: u64, context: u32) {
-        self.parts.insert(from, to);
+        self.parts.insert(from, Part { end: to, context });
         self.size += to - from;
-        self.context = context;
+    }
+
+    /// Whether all of a range of the window's data is registered.
+    pub(super) fn holds(&self, window: &Window, offset: u64, length: u64) -> bool {
+        let (mut at, end) = (
+            offset.saturating_sub(window.data()),
+            (offset + length).saturating_sub(window.data()),
+        );
+        while let Some((_, until)) = self.part(at).filter(|_| at < end) {
+            at = until;
+        }
+        at >= end
+    }
+
+    /// Whether any part was registered in this context.
+    pub(super) fn is_from(&self, context: u32) -> bool {
+        self.parts.values().any(|part| part.context == context)
     }
 
     /// Whether a range of the window's data spans two parts, or would if all of it were registered.
@@ -130,10 +152,9 @@ impl Cover {
 
     /// Forgets the parts that were registered in a context that has been destroyed.
     pub(super) fn forget(&mut self, context: u32) {
-        if self.context == context {
-            self.parts.clear();
-            self.size = 0;
-        }
+        self.parts.retain(|_, part| part.context != context);
+        let sizes = self.parts.iter().map(|(start, part)| part.end - start);
+        self.size = sizes.sum();
     }
 
     /// A range of the window's data, split where two parts meet.
@@ -183,7 +204,9 @@ mod tests {
 
         fn all(&self) -> Vec<(u64, u64)> {
             let parts = self.parts.iter();
-            parts.map(|(start, end)| (start / MIB, end / MIB)).collect()
+            parts
+                .map(|(start, part)| (start / MIB, part.end / MIB))
+                .collect()
         }
     }
 
@@ -204,6 +227,17 @@ mod tests {
         cover.grow(0, ALL, Extent::Exact);
         assert_eq!(cover.parts.len(), 4);
         assert_eq!(cover.size, ALL);
+    }
+
+    #[test]
+    fn parts_end_with_the_context_that_registered_them() {
+        let mut cover = Cover::default();
+        cover.add(0, 8 * MIB, 1);
+        cover.add(8 * MIB, 10 * MIB, 2);
+        cover.add(10 * MIB, 14 * MIB, 1);
+        cover.forget(1);
+        assert_eq!((cover.all(), cover.size), (vec![(8, 10)], 2 * MIB));
+        assert!(cover.is_from(2) && !cover.is_from(1));
     }
 
     #[test]

@@ -231,19 +231,19 @@ impl Server {
 
     /// Ends the fences of a primary context that is about to be destroyed.
     pub(super) fn before_primary(&mut self, function: u16, ordinal: u64) {
-        let Ok(device) = self.device(ordinal) else {
-            return;
-        };
-        let last = self
-            .backend
-            .primary
-            .get(&device)
-            .is_none_or(|count| *count <= 1);
-        if function == RELEASE && !last {
-            return;
-        }
-        if let Some((_, raw)) = self.primary(device) {
+        if let Some((_, raw)) = self.ended_primary(function, ordinal) {
             self.backend.api.fences_lock().forget(raw);
+        }
+    }
+
+    /// Number and handle of the primary context that a release or reset of a device ends.
+    pub(super) fn ended_primary(&self, function: u16, ordinal: u64) -> Option<(u32, usize)> {
+        let device = self.device(ordinal).ok()?;
+        let count = self.backend.primary.get(&device);
+        let is_last = count.is_none_or(|count| *count <= 1);
+        match function == RELEASE && !is_last {
+            true => None,
+            false => self.primary(device),
         }
     }
 

@@ -300,6 +300,19 @@ impl Server {
         }
     }
 
+    /// The context that a call of an entry point ends, if it ends one.
+    pub(super) fn ended_context(&self, function: u16, bytes: &[u8]) -> Option<u32> {
+        if !matches!(function, DESTROY | RELEASE | RESET) {
+            return None;
+        }
+        let arguments = Plan::of(function)?.decode(bytes).ok()?;
+        let number = word(&arguments, 0);
+        match function {
+            DESTROY => Some(number as u32),
+            _ => self.ended_primary(function, number).map(|(id, _)| id),
+        }
+    }
+
     /// The driver's device for a client's ordinal.
     pub(super) fn device(&self, ordinal: u64) -> Result<i32, i32> {
         let devices = &self.backend.devices;

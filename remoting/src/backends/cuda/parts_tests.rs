@@ -1,6 +1,7 @@
 //! Stages of copies of which the driver refuses a part, or behind which it records no event.
 
 use std::{
+    ffi::{c_uint, c_void},
     sync::{
         Arc,
         atomic::{AtomicU32, Ordering},
@@ -9,14 +10,15 @@ use std::{
     time::Duration,
 };
 
-use cuda_definition::driver::types::{CUDA_ARRAY_DESCRIPTOR, CUarray_format};
+use cuda_definition::driver::types::{CUDA_ARRAY_DESCRIPTOR, CUarray_format, CUresult};
 
 use super::{Server, driver::Api, testing};
 use crate::{
     apis::cuda::{
+        Kind,
         calls::{
-            ContextSynchronize, CopyVolume, FunctionTurn, HostFunction, Pin, Read, Request, Side,
-            Write,
+            AddCopyNode, Allocate, ContextSynchronize, CopyVolume, Forward, FunctionTurn,
+            HostFunction, Pin, Read, Request, Side, Source, Write,
         },
         codes,
     },
@@ -38,6 +40,18 @@ struct Copier {
     context: u32,
     stream: u32,
     stages: u32,
+}
+
+impl Drop for Copier {
+    /// Ends the registrations: another test's window may get the same addresses.
+    fn drop(&mut self) {
+        if thread::panicking() {
+            return;
+        }
+        let words = [self.context.into()];
+        let (function, bytes) = testing::arguments("cuCtxDestroy_v2", &words);
+        self.server.forward(0, function, &bytes.0).unwrap();
+    }
 }
 
 impl Copier {
@@ -220,6 +234,167 @@ fn many_rows_in_two_registrations_wait_while_a_function_is_due() {
         thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(copier.released(), [(StageId(1), true)]);
+}
+
+/// As the driver's `cuMemHostRegister`, but it refuses.
+unsafe extern "C" fn refuse(_: *mut c_void, _: usize, _: c_uint) -> CUresult {
+    CUresult::CUDA_ERROR_OUT_OF_MEMORY
+}
+
+/// The driver refuses to register more of the window.
+fn refuses_more(copier: &mut Copier) {
+    let api = Arc::get_mut(&mut copier.server.backend.api).unwrap();
+    api.functions.cuMemHostRegister_v2 = Some(refuse);
+}
+
+impl Copier {
+    /// Copies a stage that is filled when the stream comes to it: what arrives.
+    fn filled_late(&mut self, offset: u64, rows: u64) -> u32 {
+        let offset = self.window.data() + offset;
+        let at = self.window.at(offset, PAGE).unwrap().cast::<AtomicU32>();
+        // SAFETY: a word of the window, which lives as long as the test.
+        let from = unsafe { &*at };
+        from.store(1, Ordering::SeqCst);
+        let (context, stream) = (self.context, self.stream);
+        let there = self.allocate();
+        let word = self.hold();
+        self.stages += 1;
+        let stage = WindowRange {
+            offset,
+            length: PAGE,
+            stage: Some(StageId(self.stages)),
+        };
+        if rows == 1 {
+            let (to, from) = (there, stage);
+            let call = Write {
+                context,
+                stream,
+                to,
+                from,
+            };
+            self.post(call, Request::Write);
+        } else {
+            let call = CopyVolume {
+                context,
+                stream,
+                to: Side::Memory(there, PAGE / rows, rows),
+                from: Side::Window(stage),
+                size: [PAGE / rows, rows, 1],
+            };
+            self.post(call, Request::CopyVolume);
+        }
+        from.store(2, Ordering::SeqCst);
+        word.store(1, Ordering::SeqCst);
+        while self.released().is_empty() {
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(self.released(), [(StageId(self.stages), true)]);
+        self.server.tell_released().unwrap();
+        // SAFETY: the stand-in's devices have memory that this process can access, and nothing else does now.
+        unsafe { (there as *const u32).read() }
+    }
+
+    /// A page of the device's memory.
+    fn allocate(&mut self) -> u64 {
+        let call = Allocate {
+            context: self.context,
+            size: PAGE,
+            source: Source::Device(),
+        };
+        self.server.allocate(&call).unwrap()
+    }
+}
+
+#[test]
+fn a_stage_that_is_not_registered_is_read_in_the_streams_order() {
+    let mut copier = Copier::new(testing::driver());
+    refuses_more(&mut copier);
+    for rows in [1, 4] {
+        assert_eq!(copier.filled_late(FIRST + SECOND + MIB, rows), 2);
+    }
+}
+
+#[test]
+fn a_stage_is_read_in_order_though_its_registrar_has_ended() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    let context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
+    let pin = Pin {
+        context,
+        offset: copier.window.data() + FIRST + SECOND,
+        length: SECOND,
+        whole: false,
+    };
+    copier.server.pin(&pin).unwrap();
+    copier.context = context;
+    copier.stream = testing::made(&mut copier.server, context, "cuStreamCreate", &[1]);
+    let (function, bytes) = testing::arguments("cuCtxDestroy_v2", &[first.into()]);
+    copier.server.forward(0, function, &bytes.0).unwrap();
+    for rows in [1, 4] {
+        assert_eq!(copier.filled_late(MIB, rows), 2);
+    }
+}
+
+#[test]
+fn a_node_of_a_stage_that_is_not_registered_is_refused() {
+    let mut copier = Copier::new(testing::driver());
+    refuses_more(&mut copier);
+    let context = copier.context;
+    let graph = testing::made(&mut copier.server, context, "cuGraphCreate", &[0]);
+    let stage = WindowRange {
+        offset: copier.window.data() + FIRST + SECOND + MIB,
+        length: PAGE,
+        stage: None,
+    };
+    let there = copier.allocate();
+    let call = AddCopyNode {
+        context,
+        graph,
+        after: Vec::new(),
+        to: Side::Memory(there, PAGE, 1),
+        from: Side::Window(stage),
+        size: [PAGE, 1, 1],
+    };
+    assert_eq!(
+        copier.server.add_copy_node(&call),
+        Err(codes::OUT_OF_MEMORY)
+    );
+}
+
+#[test]
+fn a_context_does_not_end_before_copies_through_what_it_registered() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    copier.context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
+    let context = copier.context;
+    copier.stream = testing::made(&mut copier.server, context, "cuStreamCreate", &[1]);
+    let held = copier.window.data() + 2 * PAGE;
+    let gate = copier.window.at(held, 4).unwrap().cast::<AtomicU32>();
+    // SAFETY: an aligned word of the window, which lives as long as the test.
+    unsafe { &*gate }.store(0, Ordering::SeqCst);
+    let words = [copier.stream.into(), gate as u64, 1, 0];
+    let (function, bytes) = testing::arguments("cuStreamWaitValue32_v2", &words);
+    copier.server.forward(context, function, &bytes.0).unwrap();
+    copier.write(2);
+    let (function, arguments) = testing::arguments("cuCtxDestroy_v2", &[first.into()]);
+    let call = Forward {
+        context: 0,
+        function,
+        arguments,
+    };
+    copier.post(call, Request::Forward);
+    let is_there = |copier: &Copier| {
+        let objects = &copier.server.backend.objects;
+        objects.get(Kind::Context, first).is_ok()
+    };
+    copier.released();
+    assert!(is_there(&copier));
+    // SAFETY: as above.
+    unsafe { &*gate }.store(1, Ordering::SeqCst);
+    while is_there(&copier) {
+        copier.released();
+        thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

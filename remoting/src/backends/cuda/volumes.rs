@@ -145,6 +145,22 @@ impl Server {
             .any(|(offset, length)| cover.parts(&self.window, offset, length).count() > 1)
     }
 
+    /// Checks whether a copy through these ranges can be a single node of a graph, which the driver executes in order.
+    ///
+    /// # Errors
+    /// The driver refuses to register one of them, or it spans two registrations.
+    pub(super) fn may_be_node(&self, stretches: [Option<(u64, u64)>; 2]) -> Result<(), i32> {
+        let cover = &self.backend.cover;
+        let is_known = |(offset, length)| cover.holds(&self.window, offset, length);
+        if !stretches.into_iter().flatten().all(is_known) {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        match self.is_cut(stretches) {
+            true => Err(codes::NOT_SUPPORTED),
+            false => Ok(()),
+        }
+    }
+
     /// Whether a request may copy many rows one by one.
     pub(super) fn copies_many_rows(&self, request: &Request) -> bool {
         let Request::CopyVolume(call) = request else {
@@ -172,11 +188,9 @@ impl Server {
             let submitted = self.submit_to(call.context, call.stream)?;
             let sides = (&call.to, &call.from);
             let (copy, window) = self.volume(call.context, sides, call.size)?;
-            if self.is_cut(window) {
-                // A node that the client may change must be a single copy.
-                if self.is_captured(submitted.raw) {
-                    return Err(codes::NOT_SUPPORTED);
-                }
+            if self.is_captured(submitted.raw) {
+                self.may_be_node(window)?;
+            } else if self.is_cut(window) {
                 return self.copy_parts(submitted, &copy, window);
             }
             let stream = submitted.raw as CUstream;
@@ -242,9 +256,7 @@ impl Server {
         self.backend.objects.check_room()?;
         let context = self.enter(call.context)? as CUcontext;
         let (copy, window) = self.volume(call.context, (&call.to, &call.from), call.size)?;
-        if self.is_cut(window) {
-            return Err(codes::NOT_SUPPORTED);
-        }
+        self.may_be_node(window)?;
         let graph = self.backend.objects.get(Kind::Graph, call.graph)?.raw as CUgraph;
         let after = self.nodes(&call.after)?;
         let mut added = null_mut();
@@ -266,9 +278,7 @@ impl Server {
     pub(super) fn set_copy_node(&mut self, call: &SetCopyNode) -> Result<(), i32> {
         let context = self.enter(call.context)? as CUcontext;
         let (copy, window) = self.volume(call.context, (&call.to, &call.from), call.size)?;
-        if self.is_cut(window) {
-            return Err(codes::NOT_SUPPORTED);
-        }
+        self.may_be_node(window)?;
         let (api, objects) = (&self.backend.api, &self.backend.objects);
         let node = objects.get(Kind::Node, call.node)?.raw as CUgraphNode;
         outcome(match call.executable {

@@ -5,14 +5,16 @@ use cuda_definition::driver::types::{CUevent, CUstream};
 use super::{
     Server,
     backend::{Submitted, is_legacy},
+    cover::Extent,
     driver::{Api, cu, outcome},
     fences::Fence,
     forwarding::waits_for_work,
+    objects::Object,
 };
 use crate::{
     apis::cuda::{
         Kind,
-        calls::{EventSynchronize, Request, StreamSynchronize},
+        calls::{EventSynchronize, Request, Side, StreamSynchronize},
         codes,
     },
     link::endpoint::Gone,
@@ -49,6 +51,11 @@ impl PutOff {
             fences: Vec::new(),
             rounds,
         }
+    }
+
+    /// Whether it waits for client functions, not for work.
+    pub(super) fn is_for_functions(&self) -> bool {
+        self.fences.is_empty()
     }
 
     /// Whether the work is done or has failed; the driver reports failures at once.
@@ -160,11 +167,35 @@ impl Server {
         }
     }
 
+    /// Whether a request ends a context in which parts of the window were registered: copies of other contexts may go
+    /// through them.
+    fn ends_registrations(&self, request: &Request) -> bool {
+        let Request::Forward(call) = request else {
+            return false;
+        };
+        let ended = self.ended_context(call.function, &call.arguments.0);
+        let others =
+            |(id, object): (u32, &Object)| object.kind == Kind::Context && Some(id) != ended;
+        ended.is_some_and(|ended| self.backend.cover.is_from(ended))
+            && self.backend.objects.iter().any(others)
+    }
+
+    /// Fences behind all submitted work of all contexts in which nothing has failed.
+    fn everybodys_work(&mut self) -> Vec<Fence> {
+        let contexts = self.backend.objects.iter();
+        let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
+        let contexts: Vec<_> = contexts.map(|(id, object)| (id, object.raw)).collect();
+        let mut all = Vec::new();
+        for (id, raw) in contexts {
+            self.backend.api.enter(raw);
+            all.extend(self.all_work(id, raw).into_iter().flatten());
+        }
+        all
+    }
+
     /// Fences behind all submitted work of a context, each with a reference.
     fn all_work(&self, context: u32, raw: usize) -> Result<Vec<Fence>, i32> {
-        let of_context = |object: &super::objects::Object| {
-            object.kind == Kind::Stream && object.context == context
-        };
+        let of_context = |object: &Object| object.kind == Kind::Stream && object.context == context;
         let streams = self.backend.objects.iter();
         let streams = streams.filter(|(_, object)| of_context(object));
         // The legacy stream, for work that was submitted to no stream.
@@ -190,12 +221,80 @@ impl Server {
             self.watch(fence, None);
         }
         // A client that waits for the answer sends nothing that must be ordered behind it.
+        let off = PutOff::for_functions(header, request, rounds);
         if header.flags.has(Flags::ANSWER) && self.backend.put_off.len() < MOST_PUT_OFF {
-            let off = PutOff::for_functions(header, request, rounds);
             self.backend.put_off.push(off);
         } else {
-            self.backend.parked = Some((header, request));
+            self.backend.parked = Some(off);
         }
+    }
+
+    /// Keeps a copy through a part of the window that the driver does not know as registered, and all requests that follow,
+    /// until the work before it is done: the driver would read that memory at once, or wait. Returns the request if there
+    /// is nothing to wait for.
+    pub(super) fn park_unregistered(
+        &mut self,
+        header: Header,
+        request: Request,
+    ) -> Option<(Header, Request)> {
+        let Some((context, stream)) = self.copies_unregistered(&request) else {
+            return Some((header, request));
+        };
+        let fence = match (
+            self.enter(context),
+            self.backend.objects.raw(Kind::Stream, stream),
+        ) {
+            // A fence would become part of a capture, and one in a default stream might invalidate others.
+            (Ok(_), Ok(raw))
+                if self.backend.captures.is_any() && (raw <= 2 || self.is_captured(raw)) =>
+            {
+                None
+            }
+            (Ok(own), Ok(raw)) => self.backend.api.fence(own, raw).ok(),
+            _ => None,
+        };
+        // The request itself reports what is wrong.
+        let Some(fence) = fence else {
+            return Some((header, request));
+        };
+        let off = PutOff {
+            header,
+            request,
+            fences: vec![fence],
+            rounds: 0,
+        };
+        if off.is_ready(&self.backend.api) {
+            return Some(off.give_back(&self.backend.api));
+        }
+        self.watch(fence, None);
+        self.backend.parked = Some(off);
+        None
+    }
+
+    /// The context and the stream of a copy through a part of the window that the driver does not know, if it is one.
+    fn copies_unregistered(&mut self, request: &Request) -> Option<(u32, u32)> {
+        let (context, stream, places) = match request {
+            Request::Write(call) => (call.context, call.stream, [Some(&call.from), None]),
+            Request::Read(call) => (call.context, call.stream, [Some(&call.to), None]),
+            Request::CopyVolume(call) => {
+                let places = [&call.to, &call.from].map(|side| match side {
+                    Side::Window(place) => Some(place),
+                    _ => None,
+                });
+                (call.context, call.stream, places)
+            }
+            _ => return None,
+        };
+        self.enter(context).ok()?;
+        let backend = &mut self.backend;
+        let is_unknown = places.into_iter().flatten().any(|place| {
+            let range = (place.offset, place.length);
+            self.window.at(range.0, range.1).is_some()
+                && !backend
+                    .cover
+                    .reach(&backend.api, &self.window, context, range, Extent::Ahead)
+        });
+        is_unknown.then_some((context, stream))
     }
 
     /// Defers a request in which the driver would wait for a context's work, if other threads of the client must be
@@ -206,16 +305,19 @@ impl Server {
         request: Request,
         rounds: u32,
     ) -> Option<(Header, Request)> {
+        let ends = self.ends_registrations(&request);
         let context = match &request {
             Request::Free(call) if call.stream.is_none() => call.context,
             Request::Forward(call) if waits_for_work(call.function) => call.context,
+            _ if ends => 0,
             _ => return Some((header, request)),
         };
-        let alone = header.flags.has(Flags::ALONE);
+        let alone = header.flags.has(Flags::ALONE) && !ends;
         if alone || self.backend.captures.is_any() || rounds >= MOST_ROUNDS {
             return Some((header, request));
         }
         let fences = match self.enter(context) {
+            _ if ends => Ok(self.everybodys_work()),
             Ok(raw) if raw != 0 => self.all_work(context, raw),
             _ => return Some((header, request)),
         };
