@@ -29,6 +29,8 @@ const WAKING: u64 = 1 << 20;
 /// The minimum number of threads for which a copy bypasses the caches: from here on the copy loses less than the device
 /// gains.
 const STREAMING: usize = 3;
+/// The most bytes that are divided among the threads at a time: those that wake during one part share in the next.
+const PART: usize = 2 << 20;
 /// The maximum number of copy threads. Only half of the processors get one: the others are for the application's other
 /// threads, and for a worker on this machine.
 const MOST: usize = 6;
@@ -313,24 +315,32 @@ pub fn prepare(size: u64) {
 /// # Safety
 /// `from` must be readable and `to` writable for `length` bytes.
 pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize, reader: Reader) {
-    let alone = Share {
-        from,
-        to,
-        length,
-        streams: false,
-    };
     let Some(threads) = COPY_THREADS.get().filter(|_| length >= LEAST) else {
-        return alone.copy();
+        // SAFETY: the caller's promise.
+        return unsafe { copy_nonoverlapping(from, to, length) };
     };
-    let whole = Share {
-        streams: reader == Reader::Device,
-        ..alone
-    };
-    // A caller that finds the copy threads in use copies alone.
-    match threads.pause.try_lock() {
-        Ok(mut pause) => threads.copy(whole, &mut pause),
-        Err(TryLockError::Poisoned(pause)) => threads.copy(whole, &mut pause.into_inner()),
-        Err(TryLockError::WouldBlock) => alone.copy(),
+    if length > PART {
+        // Those that were woken when the transfer began may sleep again.
+        threads.wake(Instant::now());
+    }
+    for at in (0..length).step_by(PART) {
+        let part = Share {
+            from: from.wrapping_add(at),
+            to: to.wrapping_add(at),
+            length: PART.min(length - at),
+            streams: false,
+        };
+        // A caller that finds the copy threads in use copies alone.
+        let mut pause = match threads.pause.try_lock() {
+            Ok(pause) => pause,
+            Err(TryLockError::Poisoned(pause)) => pause.into_inner(),
+            Err(TryLockError::WouldBlock) => {
+                part.copy();
+                continue;
+            }
+        };
+        let streams = reader == Reader::Device;
+        threads.copy(Share { streams, ..part }, &mut pause);
     }
 }
 
@@ -344,7 +354,7 @@ mod tests {
         thread::scope(|scope| {
             for seed in 0..3u8 {
                 scope.spawn(move || {
-                    for length in [0, 1, LEAST - 1, LEAST, LEAST + 1, 3 * LEAST + 77] {
+                    for length in [0, 1, LEAST - 1, LEAST + 1, 3 * LEAST + 77, 2 * PART + 77] {
                         let from: Vec<u8> = (0..length)
                             .map(|index| (index as u8).wrapping_mul(31).wrapping_add(seed))
                             .collect();

@@ -17,8 +17,7 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     use std::arch::x86_64::{__m128i, _mm_loadu_si128, _mm_sfence, _mm_stream_si128};
 
     /// A cache line, which the processor writes out once it is complete.
-    const LINE: usize = 64;
-    const WORD: usize = size_of::<__m128i>();
+    const LINE: usize = 4 * size_of::<__m128i>();
 
     let head = to.align_offset(LINE).min(length);
     let lines = (length - head) / LINE * LINE;
@@ -27,11 +26,15 @@ pub unsafe fn copy(from: *const u8, to: *mut u8, length: usize) {
     unsafe {
         copy_nonoverlapping(from, to, head);
         for at in (head..head + lines).step_by(LINE) {
-            let words: [__m128i; LINE / WORD] =
-                std::array::from_fn(|word| _mm_loadu_si128(from.add(at + word * WORD).cast()));
-            for (index, word) in words.into_iter().enumerate() {
-                _mm_stream_si128(to.add(at + index * WORD).cast(), word);
-            }
+            // One by one: the compiler makes functions of closures here, and calls them for each word.
+            let line: *const __m128i = from.add(at).cast();
+            let [first, second] = [_mm_loadu_si128(line), _mm_loadu_si128(line.add(1))];
+            let [third, fourth] = [_mm_loadu_si128(line.add(2)), _mm_loadu_si128(line.add(3))];
+            let line: *mut __m128i = to.add(at).cast();
+            _mm_stream_si128(line, first);
+            _mm_stream_si128(line.add(1), second);
+            _mm_stream_si128(line.add(2), third);
+            _mm_stream_si128(line.add(3), fourth);
         }
         let tail = head + lines;
         copy_nonoverlapping(from.add(tail), to.add(tail), length - tail);
