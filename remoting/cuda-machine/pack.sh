@@ -39,7 +39,7 @@ realpath "$target/debug/gantry-accel" > "$folder/tests/built"
 find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name gantry-smi -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
     -exec strip --strip-unneeded {} + 2> /dev/null || true
 cp "$here/run.sh" "$here/python.sh" "$here/suites.sh" "$here/compile.sh" "$here/../medians.awk" "$folder/"
-cp -r "$here"/*.cu "$here"/*.py "$here/python" "$here/fork" "$folder/programs/"
+cp -r "$here"/*.c "$here"/*.cu "$here"/*.py "$here/python" "$here/fork" "$folder/programs/"
 sed -n 's/.*symbol: "\(cu[^"]*\)".*/\1/p' remoting/cuda-definition/src/driver/entry_points.rs | sort -u \
     > "$folder/programs/entry-points.txt"
 if command -v strace > /dev/null; then

@@ -13,6 +13,7 @@
 #   ring       calls by turns: natively, from a process, and from ring 3 of a guest on /dev/kvm
 #   torch      20 losses of three models, natively and through Gantry, compared
 #   copies     copies alone: the first, and then as above
+#   registered what the driver does while a stream waits for a word, and copies of registered memory: registered.c
 #   busy       copies of memory that is not pinned beside as many busy processes as half of the processors
 #   smi        what scripts ask nvidia-smi of devices, answered by it and by gantry-smi, compared
 #   tests      the programs that test the stand-in driver, on this driver and through Gantry
@@ -208,6 +209,23 @@ if [ -z "${GANTRY_SMALL:-}" ]; then
     if wanted copies; then
         part "copies alone: the first, and then as above"
         by_turns copies 3 copies
+    fi
+    if wanted registered && cc -std=gnu17 -O1 -o "$work/bin/registered" "$here/programs/registered.c" -ldl -lpthread; then
+        part "registered: while a stream waits for a word, natively and through Gantry"
+        for what in behaviour blocking "blocking copy" queue "queue copy"; do
+            for which in native remoted; do
+                say "-- $what, $which"
+                # shellcheck disable=SC2086
+                within 60 "$work/run-$which" "$work/bin/registered" $what 2>&1 | tee -a "$log"
+            done
+        done
+        part "registered: copies by turns"
+        mkdir "$work/registered"
+        for round in 1 2 3; do
+            within 25 "$work/run-native" "$work/bin/registered" figures > "$work/registered/native.$round"
+            within 25 "$work/run-remoted" "$work/bin/registered" figures > "$work/registered/gantry.$round"
+        done
+        awk -F '\t' -v names="native gantry" -f "$here/medians.awk" "$work/registered"/* | tee -a "$log"
     fi
     if wanted busy; then
         part "copies beside busy processes, one for each second processor"

@@ -108,6 +108,8 @@ impl Server {
     pub(super) fn hold(&mut self, submitted: Submitted, call: &HostFunction) -> Result<bool, i32> {
         let (context, stream) = (call.context, submitted.stream);
         let (raw, backend) = (submitted.raw as CUstream, &mut self.backend);
+        // A stream in which only a wait is pending is not ready. A query of a blocking stream does not tell of the legacy
+        // stream's work, for which what is enqueued now will wait (both seen with driver 580).
         if !backend.captures.is_any()
             && !self.waits_for_others(context, stream)
             && cu!(self.backend.api, cuStreamQuery(raw)) == 0
