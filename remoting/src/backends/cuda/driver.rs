@@ -64,7 +64,7 @@ macro_rules! functions {
 }
 
 functions! {
-    cuInit cuDevicePrimaryCtxRetain cuDriverGetVersion cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetName
+    cuInit cuDevicePrimaryCtxRetain cuDevicePrimaryCtxRelease_v2 cuDriverGetVersion cuGetErrorString cuDeviceGet cuDeviceGetCount cuDeviceGetName
     cuDeviceGetUuid_v2 cuDeviceTotalMem_v2 cuDeviceGetAttribute cuDeviceGetPCIBusId
     cuCtxSetCurrent cuCtxSynchronize cuCtxGetCurrent cuCtxGetLimit
     cuMemAlloc_v2 cuMemAllocPitch_v2 cuMemFree_v2 cuMemAllocAsync cuMemAllocFromPoolAsync

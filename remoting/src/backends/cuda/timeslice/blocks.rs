@@ -42,6 +42,7 @@ pub enum Request {
     /// An object is freed, and what lies below it.
     Free {
         client: u32,
+        parent: u32,
         object: u32,
         status: u32,
     },
@@ -69,6 +70,7 @@ impl Request {
         match (request & 0xff, size) {
             (FREE, FREE_SIZE) => Some(Self::Free {
                 client: word(0),
+                parent: word(4),
                 object: word(8),
                 status: word(12),
             }),
@@ -132,7 +134,7 @@ struct DisableChannels {
     disable: u8,
     _padding: [u8; 3],
     count: u32,
-    /// Only keep them from being scheduled, and leave a running kernel alone.
+    /// Only keep them from being scheduled. A running kernel then stays for as long as nobody else has work.
     only_scheduling: u8,
     rewind: u8,
     _more_padding: [u8; 6],

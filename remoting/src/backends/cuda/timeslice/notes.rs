@@ -10,6 +10,7 @@ use super::{
 /// Classes of objects.
 const DEVICE: u32 = 0x80;
 const SUBDEVICE: u32 = 0x2080;
+const ADDRESS_SPACE: u32 = 0x90f1;
 /// The engine of groups that run kernels.
 const COMPUTE: u32 = 1;
 
@@ -18,6 +19,7 @@ const COMPUTE: u32 = 1;
 enum Kind {
     Device,
     Subdevice,
+    AddressSpace,
     /// A channel group in this address space, on this engine.
     Group {
         space: u32,
@@ -48,6 +50,7 @@ fn kind(class: u32, group: Option<(u32, u32)>) -> Option<Kind> {
     match class {
         DEVICE => Some(Kind::Device),
         SUBDEVICE => Some(Kind::Subdevice),
+        ADDRESS_SPACE => Some(Kind::AddressSpace),
         // Channels of each generation since Volta.
         class if class & 0xf0ff == 0xc06f => Some(Kind::Channel),
         _ => group.map(|(space, engine)| Kind::Group { space, engine }),
@@ -66,10 +69,18 @@ impl Notes {
             Request::Allocate { class, group, .. } => {
                 matches!(kind(class, group), Some(Kind::Channel | Kind::Group { .. }))
             }
-            Request::Free { client, object, .. } => {
-                let noted = self.0.get(&client);
-                noted.is_some_and(|noted| object == client || noted.objects.contains_key(&object))
-            }
+            Request::Free {
+                client,
+                parent,
+                object,
+                ..
+            } => self.0.get(&client).is_some_and(|noted| {
+                // Engines lie below channels, and what they share below groups.
+                let parent = noted.objects.get(&parent).map(|parent| parent.kind);
+                object == client
+                    || noted.objects.contains_key(&object)
+                    || matches!(parent, Some(Kind::Channel | Kind::Group { .. }))
+            }),
         }
     }
 
@@ -97,6 +108,7 @@ impl Notes {
                 client,
                 object,
                 status: 0,
+                ..
             } => {
                 if client == object {
                     self.0.remove(&client);

@@ -142,7 +142,11 @@ fn group(gate: &Gate<StandIn>, object: u32, space: u32, engine: u32) {
 }
 
 fn free(gate: &Gate<StandIn>, object: u32) {
-    let mut block = [CLIENT, 0, object, 0];
+    free_below(gate, 0, object);
+}
+
+fn free_below(gate: &Gate<StandIn>, parent: u32, object: u32) {
+    let mut block = [CLIENT, parent, object, 0];
     // SAFETY: a block of this request.
     unsafe { gate.pass_on(FILE, FREE, block.as_mut_ptr().cast()) };
 }
@@ -162,6 +166,7 @@ fn gate() -> &'static Gate<StandIn> {
     allocate(gate, 0, CLIENT, 0x41);
     allocate(gate, CLIENT, DEVICE, 0x80);
     allocate(gate, DEVICE, SUBDEVICE, 0x2080);
+    allocate(gate, DEVICE, SPACE, 0x90f1);
     for (object, engine, channels) in [(10, COMPUTE, &[11, 12][..]), (20, COPY, &[21])] {
         group(gate, object, SPACE, engine);
         for channel in channels {
@@ -242,7 +247,7 @@ fn freed_channels_groups_devices_and_clients_are_forgotten() {
 
 #[test]
 fn a_stopped_context_is_started_before_its_channels_are_freed() {
-    for object in [11, 10, 20, DEVICE, CLIENT] {
+    for object in [11, 10, 20, SPACE, DEVICE, CLIENT] {
         let gate = gate();
         gate.kernel.gate.set(gate).unwrap();
         let stopped = gate.stop(context(SPACE)).unwrap();
@@ -262,6 +267,15 @@ fn a_stopped_context_is_started_before_its_channels_are_freed() {
         drop(stopped);
         assert_eq!(gate.kernel.take(), []);
     }
+}
+
+#[test]
+fn a_stopped_context_is_started_before_a_channels_engine_is_freed() {
+    let gate = gate();
+    allocate(gate, 11, 50, 0xcbc0);
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    free_below(gate, 11, 50);
+    assert!(!stopped.renew());
 }
 
 #[test]
@@ -298,7 +312,7 @@ fn other_objects_may_be_freed_while_a_context_is_stopped() {
     let gate = gate();
     let stopped = gate.stop(context(SPACE)).unwrap();
     allocate(gate, DEVICE, 40, 0x40);
-    free(gate, 40);
+    free_below(gate, DEVICE, 40);
     assert!(stopped.renew());
 }
 

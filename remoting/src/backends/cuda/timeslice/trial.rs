@@ -7,7 +7,8 @@ use std::{
     io::{self, BufRead, Write},
     ptr::null_mut,
     str::FromStr,
-    sync::atomic::{AtomicU32, Ordering},
+    sync::atomic::{AtomicBool, AtomicU32, Ordering},
+    thread,
     time::{Duration, Instant},
 };
 
@@ -47,11 +48,23 @@ const STEPS: u32 = 4096;
 const THREADS: u32 = 256;
 const MULTIPROCESSORS: CUdevice_attribute_enum = CUdevice_attribute_enum(16);
 
+/// Bytes of the largest copy of a soak.
+const COPY: usize = 4 << 20;
+
+/// The blocks of a kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Grid {
+    /// One.
+    One,
+    /// One for each multiprocessor.
+    Full,
+}
+
 /// A command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
     /// Starts the kernel, which does not end by itself.
-    Spin,
+    Spin(Grid),
     /// How many rounds the kernel has done.
     Count,
     /// Sets the time slice, in microseconds. Answers with the microseconds that it took.
@@ -66,6 +79,12 @@ pub enum Command {
     End,
     /// Runs kernels of one round for this many milliseconds, and waits for each. Answers with their number.
     Short(u32),
+    /// Stops and starts the context so often, while memory is allocated and freed, copied and compared, and kernels run.
+    /// Answers with the number of rounds of that.
+    Soak(u32),
+    /// Destroys the context, whose kernel ends as soon as it is started, and creates another. Answers with the
+    /// microseconds that destroying took.
+    Remake,
 }
 
 /// A line that is no command.
@@ -76,7 +95,8 @@ pub struct Unknown(String);
 impl std::fmt::Display for Command {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Self::Spin => f.write_str("spin"),
+            Self::Spin(Grid::One) => f.write_str("spin one"),
+            Self::Spin(Grid::Full) => f.write_str("spin full"),
             Self::Count => f.write_str("count"),
             Self::Slice(micros) => write!(f, "slice {micros}"),
             Self::Stop => f.write_str("stop"),
@@ -84,6 +104,8 @@ impl std::fmt::Display for Command {
             Self::Start => f.write_str("start"),
             Self::End => f.write_str("end"),
             Self::Short(millis) => write!(f, "short {millis}"),
+            Self::Soak(count) => write!(f, "soak {count}"),
+            Self::Remake => f.write_str("remake"),
         }
     }
 }
@@ -98,8 +120,11 @@ impl FromStr for Command {
         Ok(match word {
             "slice" => Self::Slice(number()?),
             "short" => Self::Short(number()?),
+            "soak" => Self::Soak(number()?),
             _ => match line {
-                "spin" => Self::Spin,
+                "spin one" => Self::Spin(Grid::One),
+                "spin full" => Self::Spin(Grid::Full),
+                "remake" => Self::Remake,
                 "count" => Self::Count,
                 "stop" => Self::Stop,
                 "renew" => Self::Renew,
@@ -127,14 +152,21 @@ impl Page {
     }
 }
 
-/// A context with the kernel.
+/// A process with a context and the kernel.
 struct Trial {
     api: Api,
     gate: &'static Gate<Machine>,
-    context: Context,
     stopped: Option<Stopped<Machine>>,
-    function: CUfunction,
+    /// The blocks of the last kernel.
     blocks: u32,
+    work: Work,
+}
+
+/// What is made in a context.
+struct Work {
+    context: Context,
+    function: CUfunction,
+    multiprocessors: u32,
     results: CUdeviceptr,
 }
 
@@ -170,10 +202,8 @@ fn timed<T>(call: impl FnOnce() -> T) -> (u64, T) {
     (begin.elapsed().as_micros() as u64, result)
 }
 
-impl Trial {
-    fn new(library: &str) -> Result<Self, String> {
-        let gate = of_this_process().map_err(|error| Chain(&error).to_string())?;
-        let api = Api::open(library, None).map_err(|error| Chain(&error).to_string())?;
+impl Work {
+    fn new(api: &Api, gate: &Gate<Machine>) -> Result<Self, String> {
         let mut current = null_mut();
         ask!(api, cuDevicePrimaryCtxRetain(&raw mut current, 0))?;
         ask!(api, cuCtxSetCurrent(current))?;
@@ -189,11 +219,11 @@ impl Trial {
             api,
             cuDeviceGetAttribute(&raw mut count, MULTIPROCESSORS, 0)
         )?;
-        let blocks = count.unsigned_abs();
+        let multiprocessors = count.unsigned_abs();
         let page = (&raw const PAGE).cast::<c_void>().cast_mut();
         ask!(api, cuMemHostRegister_v2(page, size_of::<Page>(), 1 | 2))?;
         let mut results = 0;
-        let bytes = Self::words(blocks) * size_of::<u32>();
+        let bytes = words(multiprocessors) * size_of::<u32>();
         ask!(api, cuMemAlloc_v2(&raw mut results, bytes))?;
         let mut module = null_mut();
         let image = KERNEL.as_ptr().cast();
@@ -205,37 +235,49 @@ impl Trial {
         let name = c"spin".as_ptr();
         ask!(api, cuModuleGetFunction(&raw mut function, module, name))?;
         Ok(Self {
-            api,
-            gate,
             context,
-            stopped: None,
             function,
-            blocks,
+            multiprocessors,
             results,
         })
     }
+}
 
-    /// The number of words of the results.
-    fn words(blocks: u32) -> usize {
-        (blocks * THREADS) as usize * 2
+/// The number of words of the results.
+fn words(blocks: u32) -> usize {
+    (blocks * THREADS) as usize * 2
+}
+
+impl Trial {
+    fn new(library: &str) -> Result<Self, String> {
+        let gate = of_this_process().map_err(|error| Chain(&error).to_string())?;
+        let api = Api::open(library, None).map_err(|error| Chain(&error).to_string())?;
+        let work = Work::new(&api, gate)?;
+        Ok(Self {
+            api,
+            gate,
+            stopped: None,
+            blocks: 0,
+            work,
+        })
     }
 
     fn obey(&mut self, command: Command) -> Result<u64, String> {
         match command {
-            Command::Spin => {
+            Command::Spin(grid) => {
                 PAGE.ends().store(0, Ordering::SeqCst);
                 PAGE.rounds().store(0, Ordering::SeqCst);
-                self.launch().map(|()| 0)
+                self.launch(grid).map(|()| 0)
             }
             Command::Count => Ok(PAGE.rounds().load(Ordering::SeqCst).into()),
             Command::Slice(micros) => {
                 let slice = Slice::from_micros(micros).ok_or("use 100 to 100000 us")?;
-                let (micros, set) = timed(|| self.gate.set(self.context, slice));
+                let (micros, set) = timed(|| self.gate.set(self.work.context, slice));
                 set.map(|()| micros)
                     .map_err(|error| Chain(&error).to_string())
             }
             Command::Stop => {
-                let (micros, stopped) = timed(|| self.gate.stop(self.context));
+                let (micros, stopped) = timed(|| self.gate.stop(self.work.context));
                 self.stopped = Some(stopped.map_err(|error| Chain(&error).to_string())?);
                 Ok(micros)
             }
@@ -253,19 +295,31 @@ impl Trial {
                 let end = Instant::now() + Duration::from_millis(millis.into());
                 let mut count = 0;
                 while Instant::now() < end {
-                    self.launch()?;
+                    self.launch(Grid::Full)?;
                     ask!(self.api, cuCtxSynchronize())?;
                     count += 1;
                 }
                 Ok(count)
             }
+            Command::Soak(count) => self.soak(count),
+            Command::Remake => {
+                PAGE.ends().store(1, Ordering::SeqCst);
+                let (micros, released) = timed(|| ask!(self.api, cuDevicePrimaryCtxRelease_v2(0)));
+                released?;
+                self.work = Work::new(&self.api, self.gate)?;
+                Ok(micros)
+            }
         }
     }
 
-    fn launch(&self) -> Result<(), String> {
+    fn launch(&mut self, grid: Grid) -> Result<(), String> {
+        self.blocks = match grid {
+            Grid::One => 1,
+            Grid::Full => self.work.multiprocessors,
+        };
         // The same address for host and device, as all of its kind.
         let mut page = (&raw const PAGE) as u64;
-        let mut results = self.results;
+        let mut results = self.work.results;
         let mut parameters = [
             (&raw mut page).cast::<c_void>(),
             (&raw mut results).cast::<c_void>(),
@@ -275,7 +329,7 @@ impl Trial {
         ask!(
             self.api,
             cuLaunchKernel(
-                self.function,
+                self.work.function,
                 self.blocks,
                 1,
                 1,
@@ -292,15 +346,8 @@ impl Trial {
 
     /// Waits for the kernel, and checks the number of each thread.
     fn check(&self) -> Result<u64, String> {
-        ask!(self.api, cuCtxSynchronize())?;
-        let mut results = vec![0u32; Self::words(self.blocks)];
-        let (target, stream) = (results.as_mut_ptr().cast(), null_mut());
-        let bytes = size_of_val(&results[..]);
-        ask!(
-            self.api,
-            cuMemcpyDtoHAsync_v2(target, self.results, bytes, stream)
-        )?;
-        ask!(self.api, cuCtxSynchronize())?;
+        let mut results = vec![0u32; words(self.blocks)];
+        self.fetch(&mut results, self.work.results)?;
         for (thread, result) in results.chunks_exact(2).enumerate() {
             let expected = advance(thread as u32, u64::from(result[0]) * u64::from(STEPS));
             if result[1] != expected {
@@ -308,6 +355,89 @@ impl Trial {
             }
         }
         Ok(results[0].into())
+    }
+
+    /// Copies words from the device behind all that is enqueued, and waits.
+    fn fetch(&self, words: &mut [u32], from: CUdeviceptr) -> Result<(), String> {
+        let (target, bytes) = (words.as_mut_ptr().cast(), size_of_val(words));
+        ask!(
+            self.api,
+            cuMemcpyDtoHAsync_v2(target, from, bytes, null_mut())
+        )?;
+        ask!(self.api, cuCtxSynchronize())
+    }
+
+    fn soak(&mut self, count: u32) -> Result<u64, String> {
+        let (gate, context) = (self.gate, self.work.context);
+        let ended = AtomicBool::new(false);
+        thread::scope(|scope| {
+            let stops = scope.spawn(|| {
+                let mut done = 0;
+                // Pauses of up to a millisecond, each of another length.
+                let pause = |number: u32| {
+                    thread::sleep(Duration::from_micros((advance(number, 1) >> 22).into()));
+                };
+                let result = loop {
+                    if done == count || ended.load(Ordering::Relaxed) {
+                        break Ok(());
+                    }
+                    match gate.stop(context) {
+                        Ok(stopped) => {
+                            pause(done);
+                            drop(stopped);
+                            done += 1;
+                        }
+                        // Something is being freed or created.
+                        Err(super::Error::Busy) => {}
+                        Err(error) => break Err(Chain(&error).to_string()),
+                    }
+                    pause(!done);
+                };
+                ended.store(true, Ordering::Relaxed);
+                result
+            });
+            let mut rounds = 0;
+            let worked = loop {
+                if ended.load(Ordering::Relaxed) {
+                    break Ok(rounds);
+                }
+                if let Err(why) = self.round(rounds as u32) {
+                    break Err(why);
+                }
+                rounds += 1;
+            };
+            ended.store(true, Ordering::Relaxed);
+            let stopped = stops
+                .join()
+                .unwrap_or(Err("a thread has panicked".to_owned()));
+            stopped.and(worked)
+        })
+    }
+
+    /// Copies words to new memory, from there to other memory and back, beside a kernel, and compares.
+    fn round(&mut self, number: u32) -> Result<(), String> {
+        PAGE.ends().store(1, Ordering::SeqCst);
+        let length = 1 + advance(number, 2) as usize % (COPY / size_of::<u32>());
+        let words: Vec<u32> = (0..length as u32).map(|word| word ^ number).collect();
+        let bytes = size_of_val(&words[..]);
+        let mut both = [0; 2];
+        for at in &mut both {
+            ask!(self.api, cuMemAlloc_v2(at, bytes))?;
+        }
+        let [first, second] = both;
+        let (source, stream) = (words.as_ptr().cast(), null_mut());
+        ask!(self.api, cuMemcpyHtoDAsync_v2(first, source, bytes, stream))?;
+        self.launch(Grid::Full)?;
+        ask!(self.api, cuMemcpyDtoDAsync_v2(second, first, bytes, stream))?;
+        let mut back = vec![0; length];
+        self.fetch(&mut back, second)?;
+        for at in both {
+            ask!(self.api, cuMemFree_v2(at))?;
+        }
+        if back != words {
+            return Err(format!("{length} words have come back changed"));
+        }
+        self.check().map(drop)
     }
 }
 
@@ -343,7 +473,8 @@ mod tests {
     #[test]
     fn a_command_is_read_as_it_was_written() {
         let all = [
-            Command::Spin,
+            Command::Spin(Grid::One),
+            Command::Spin(Grid::Full),
             Command::Count,
             Command::Slice(2000),
             Command::Stop,
@@ -351,11 +482,13 @@ mod tests {
             Command::Start,
             Command::End,
             Command::Short(50),
+            Command::Soak(1000),
+            Command::Remake,
         ];
         for command in all {
             assert_eq!(command.to_string().parse(), Ok(command));
         }
-        for line in ["", "slice", "slice x", "spin 1", "stopped"] {
+        for line in ["", "slice", "slice x", "spin", "spin 1", "stopped"] {
             assert!(line.parse::<Command>().is_err(), "{line}");
         }
     }
