@@ -243,6 +243,7 @@ impl Pool<'_> {
             folder: self.cache.folder.join(self.started.to_string()),
             groups: self.groups.as_ref(),
             log: &self.log,
+            closer: &self.closer,
             standby: true,
         };
         let worker = worker::start(&self.listener, self.program, &self.options, self.files, new)?;

@@ -342,6 +342,7 @@ impl Pool<'_> {
                 folder: self.cache.folder.join(self.started.to_string()),
                 groups: self.groups.as_ref(),
                 log: &self.log,
+                closer: &self.closer,
                 standby: false,
             };
             let program = self.program;

@@ -165,6 +165,8 @@ pub(super) struct New<'a> {
     pub folder: PathBuf,
     pub groups: Option<&'a Groups>,
     pub log: &'a Log,
+    /// Closes what others have sent.
+    pub closer: &'a Closer,
     /// Whether it takes up another worker's application.
     pub standby: bool,
 }
@@ -233,7 +235,11 @@ pub(super) fn start(
             Ok(())
         });
     }
-    let mut child = command.spawn()?;
+    // The child would have what is being closed.
+    let pause = new.closer.pause();
+    let child = command.spawn();
+    drop(pause);
+    let mut child = child?;
     new.log.add(errors, child.id());
     // With it goes this process's copy of the worker's end of the channel.
     drop(command);
