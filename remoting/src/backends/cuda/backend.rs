@@ -460,7 +460,7 @@ impl Server {
             Ok(submitted) => submitted,
             Err(code) => {
                 if let Some(stage) = stage {
-                    self.stage_free(stage, false);
+                    self.free_refused(stage);
                 }
                 return self.fail(header, context, code);
             }
@@ -530,6 +530,21 @@ impl Server {
         match submitted.refused {
             0 => Ok(()),
             code => self.fail(header, context, code),
+        }
+    }
+
+    /// Releases the stage of the current request, which the driver has refused, once its stream comes there: until then the
+    /// client may be about to fill the stage in the order of the stream.
+    fn free_refused(&mut self, stage: StageId) {
+        let place = self.backend.backlog.place();
+        let fence = place.filter(|(_, stream)| !self.is_captured(*stream));
+        let fence = fence.and_then(|(context, stream)| {
+            self.backend.api.enter(context);
+            self.backend.api.fence(context, stream).ok()
+        });
+        match fence {
+            Some(fence) => self.stage_until(stage, fence, false),
+            None => self.stage_free(stage, false),
         }
     }
 

@@ -40,6 +40,11 @@ impl Backlog {
         self.at = Some((context, stream));
     }
 
+    /// The driver's context and stream to which the current request submits, if it does.
+    pub(super) fn place(&self) -> Option<Place> {
+        self.at
+    }
+
     /// Whether no call is to be taken for now.
     pub(super) fn is_full(&self) -> bool {
         self.is_full

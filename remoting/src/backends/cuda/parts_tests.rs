@@ -398,12 +398,11 @@ fn a_context_does_not_end_before_copies_through_what_it_registered() {
 }
 
 #[test]
-fn a_stage_of_which_nothing_is_accepted_is_free_at_once() {
+fn a_stage_of_a_refused_copy_is_used_until_its_stream_comes_there() {
     let mut copier = Copier::new(testing::driver());
     let word = copier.hold();
     copier.write(0);
-    assert_eq!(copier.released(), [(StageId(1), false)]);
-    word.store(1, Ordering::SeqCst);
+    assert!(copier.is_held_by_the_stream(word));
 }
 
 #[test]
