@@ -21,13 +21,9 @@ use devices::{
     thread::Unconfined,
 };
 use gantry_fuzz::{input::Input, scratch};
-use gantry_remoting::{
-    apis::{self, nvidia::PageRequest},
-    link::{socket, window::SMALLEST},
-    port::{ATTACHMENT, Attachment, DOORBELL, registers},
-    wire::hello::{self, Hello},
-};
 use libfuzzer_sys::fuzz_target;
+use remoting_proto::{apis::{self, nvidia::PageRequest}, port::{ATTACHMENT, Attachment, DOORBELL, registers}, wire::hello::{self, Hello}};
+use remoting_transport::{socket, window::SMALLEST};
 
 const SLICES: u32 = 4;
 

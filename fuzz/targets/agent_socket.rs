@@ -13,8 +13,9 @@ use std::{
 };
 
 use gantry_fuzz::{input::Input, scratch};
-use gantry_remoting::{apis::opencl::OpenCl, link::socket, wire::hello::Hello};
 use libfuzzer_sys::fuzz_target;
+use remoting_proto::{apis::opencl::OpenCl, wire::hello::Hello};
+use remoting_transport::socket;
 
 // The agent is a program and not a library.
 #[allow(dead_code)]

@@ -17,16 +17,14 @@ use std::{
 };
 
 use gantry_fuzz::{input::Input, scratch};
-use gantry_remoting::{
-    link::socket,
-    turns::message::{Join, Word},
-};
 use gpu_mediator::{
     arbiter::Arbiter,
     policy::Name,
     status::{self, Status},
 };
 use libfuzzer_sys::fuzz_target;
+use remoting_transport::socket;
+use remoting_turns::message::{Join, Word};
 
 /// Number of processes that workers can have at a time, and number of connections.
 const PROCESSES: usize = 3;

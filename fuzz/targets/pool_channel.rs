@@ -10,12 +10,11 @@ use std::{
 };
 
 use gantry_fuzz::{input::Input, scratch};
-use gantry_remoting::{
-    host::stream::{LONGEST, Said},
-    link::{socket, stream::tls::Keeper},
-};
 use libfuzzer_sys::fuzz_target;
 use rcgen::{CertificateParams, KeyPair};
+use remoting_pool::stream::{LONGEST, Said};
+use remoting_stream::tls::Keeper;
+use remoting_transport::socket;
 
 static KEEPER: LazyLock<Keeper> = LazyLock::new(|| {
     let params = CertificateParams::new(vec!["host".to_owned()]).expect("it is a name");

@@ -5,17 +5,9 @@
 use std::time::Duration;
 
 use gantry_fuzz::input::Input;
-use gantry_remoting::{
-    apis::{self, opencl::calls::Request},
-    link::{
-        bell::Futex,
-        endpoint::Receiver,
-        ring::{Consumer, Producer},
-        window::{self, Window},
-    },
-    wire::{Header, frame::LARGEST, hello::Hello},
-};
 use libfuzzer_sys::fuzz_target;
+use remoting_proto::{apis::{self, opencl::calls::Request}, wire::{Header, frame::LARGEST, hello::Hello}};
+use remoting_transport::{bell::Futex, endpoint::Receiver, ring::{Consumer, Producer}, window::{self, Window}};
 
 const RING: u64 = 1 << 16;
 

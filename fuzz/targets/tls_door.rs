@@ -15,17 +15,10 @@ use std::{
 };
 
 use gantry_fuzz::{input::Input, scratch};
-use gantry_remoting::{
-    apis::{self, opencl::OpenCl},
-    link::stream::{
-        address::Host,
-        channel::{Channel, Socket},
-        tls::{Client, Keeper, Server},
-    },
-    wire::hello::Hello,
-};
 use libfuzzer_sys::fuzz_target;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
+use remoting_proto::{apis::{self, opencl::OpenCl}, wire::hello::Hello};
+use remoting_stream::{address::Host, channel::{Channel, Socket}, tls::{Client, Keeper, Server}};
 
 const NAME: &str = "host";
 

@@ -7,11 +7,9 @@
 use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 
 use base::Patience;
-use gantry_remoting::{
-    link::control::{self, Command, Peer, Reply},
-    wire::Wire,
-};
 use libfuzzer_sys::fuzz_target;
+use remoting_proto::wire::Wire;
+use remoting_transport::control::{self, Command, Peer, Reply};
 
 /// Checks that bytes that form a message mean the same on the other side.
 fn survives<M: Wire + PartialEq>(bytes: &[u8]) {

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use gantry_remoting::turns::session::Session;
+use remoting_turns::session::Session;
 
 use crate::{
     cuda::{Args, Kernel, Module},

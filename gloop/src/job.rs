@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::turns::session::Session;
+use remoting_turns::session::Session;
 
 use crate::{
     cuda::{self, Args, Buffer, Gpu, GrantPage, Kernel, Module, Registered, Stream},

@@ -32,8 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use gantry_remoting::turns::message::Join;
-use gantry_remoting::turns::{
+use remoting_turns::{
     introduce,
     message::{self, OtherArbiter, Word},
     page::claim,
@@ -41,6 +40,8 @@ use gantry_remoting::turns::{
 };
 
 use crate::job::State;
+
+pub use remoting_turns::message::Join;
 
 /// The interval at which to check whether a kernel has ended by itself.
 const LOOK: Duration = Duration::from_micros(100);

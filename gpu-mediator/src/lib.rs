@@ -25,4 +25,4 @@ pub mod status;
 #[cfg(feature = "top")]
 pub mod top;
 
-pub use gantry_remoting::turns::{Moment, meter::Slice, pauses::Expected};
+pub use remoting_turns::{Moment, meter::Slice, pauses::Expected};

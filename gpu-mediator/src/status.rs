@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::link::socket;
+use remoting_transport::socket;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
 

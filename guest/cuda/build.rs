@@ -8,7 +8,7 @@ use std::{collections::HashMap, env, fmt::Write, fs, path::Path};
 use cuda_definition::{EntryPoint, Streams, driver::ENTRY_POINTS};
 
 /// The list of forwarded entry points: their symbols are its string literals that begin with `cu`.
-const FORWARDED: &str = "../../remoting/src/apis/cuda/forwarded.rs";
+const FORWARDED: &str = "../../remoting/proto/src/apis/cuda/forwarded.rs";
 
 /// The entry points that are written by hand, with their modules.
 fn by_hand() -> HashMap<String, String> {

@@ -16,7 +16,7 @@ folder=$(realpath "$folder")
 rm -rf "$folder/guest" "$folder/programs" "$folder/tests" "$folder/strace" "$folder/samples"* "$folder/suites"* "$folder/wheels"
 mkdir -p "$folder/guest" "$folder/programs" "$folder/tests"
 cd "$root"
-cargo build --release --quiet -p gantry-remoting -p gantry-cuda -p gantry-cudart
+cargo build --release --quiet -p remoting-pool -p gantry-cuda -p gantry-cudart
 cp "$target/release/gantry-accel" "$folder/gantry-accel"
 cp "$target/release/libgantry_cuda.so" "$folder/guest/"
 cargo build --release --quiet -p gantry-cuda-run -p gantry-smi -p gantry-nvml
@@ -29,12 +29,12 @@ if [ -e guest/cublas/link.sh ]; then
     guest/cublas/link.sh "$target/release/libgantry_cublas.a" "$folder/guest"
 fi
 # The programs that test the stand-in driver, and those that do so through Gantry.
-built=$(cargo test --no-run --quiet --message-format=json -p gantry-remoting -p gantry-cuda-driver --test cuda)
+built=$(cargo test --no-run --quiet --message-format=json -p remoting-pool -p gantry-cuda-driver --test cuda)
 program() {
     echo "$built" | sed -n "s|.*\"package_id\":\"[^\"]*/$1#.*\"executable\":\"\([^\"]*/deps/[^\"]*\)\".*|\1|p" | tail -1
 }
 cp "$(program tests/cuda-driver)" "$folder/tests/native"
-cp "$(program remoting)" "$folder/tests/remoted"
+cp "$(program remoting/pool)" "$folder/tests/remoted"
 realpath "$target/debug/gantry-accel" > "$folder/tests/built"
 find "$folder" -type f \( -name 'gantry-accel' -o -name gantry-cuda -o -name gantry-smi -o -name '*.so*' -o -path '*/tests/native' -o -path '*/tests/remoted' \) \
     -exec strip --strip-unneeded {} + 2> /dev/null || true

@@ -58,7 +58,7 @@ const PACKAGES: &[&str] = &[
     "gantry-native",
     "gantry-nvidia",
     "gantry-opencl",
-    "gantry-remoting",
+    "remoting-pool",
     "gantry-tests",
     "gantry-tunnel",
     "gf100",

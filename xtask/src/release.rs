@@ -28,7 +28,7 @@ const SAMPLE: usize = 20;
 /// The packages that users install, except the guest's agent, and their programs.
 const RELEASED: &[(&str, &[&str])] = &[
     ("vmm", &["gantry"]),
-    ("gantry-remoting", &["gantry-accel"]),
+    ("remoting-pool", &["gantry-accel"]),
     ("gf100", &["gantry-gf100"]),
     (
         "gpu-mediator",

@@ -398,7 +398,7 @@ fn outcome(mut command: Command) -> Result<Outcome> {
 fn models(nice: &str, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
     for (package, features, name) in [
         (
-            "gantry-remoting",
+            "remoting-transport",
             "std",
             "check: no interleaving breaks the ring or sleeps through an alarm",
         ),

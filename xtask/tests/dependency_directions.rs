@@ -62,49 +62,41 @@ const VIOLATIONS: &[(&str, &str, &str)] = &[
         "a client of a gate calls through the gate's user library, which becomes a leaf below remoting",
     ),
     (
-        "gantry-remoting",
+        "remoting-pool",
         "gantry-cuda",
         "the CUDA backend's tests call it by the guest's driver; they move to that driver's crate",
     ),
     (
-        "gantry-remoting",
+        "remoting-pool",
         "gantry-cuda-driver",
         "the same tests serve the stand-in driver",
     ),
     (
-        "gantry-remoting",
+        "remoting-pool",
         "gantry-cublas",
         "the same tests call the guest's cuBLAS",
     ),
+    ("remoting-pool", "gantry-cudart", "and the guest's runtime"),
     (
-        "gantry-remoting",
-        "gantry-cudart",
-        "and the guest's runtime",
-    ),
-    (
-        "gantry-remoting",
+        "remoting-pool",
         "gantry-nvml",
         "and ask the guest's management library",
     ),
+    ("remoting-pool", "gantry-smi", "and show what its users see"),
     (
-        "gantry-remoting",
-        "gantry-smi",
-        "and show what its users see",
-    ),
-    (
-        "gantry-remoting",
+        "remoting-pool",
         "gantry-cuda-blas",
         "and serve the stand-in for the host's",
     ),
     (
-        "gantry-remoting",
+        "remoting-pool",
         "vmfunc-gate",
         "a server behind a gate is one by the gate's user library, as above",
     ),
 ];
 
-/// Features of remoting that a driver or an agent in a guest may use: wire, links and schemas.
-const GUEST_FEATURES: &[&str] = &["std", "stream"];
+/// What serves applications: no driver or agent in a guest uses it.
+const WORKERS: &[&str] = &["gantry-remoting", "remoting-pool"];
 
 /// A crate of the workspace.
 struct Crate {
@@ -118,8 +110,6 @@ struct Crate {
 struct Dependency {
     name: String,
     tests_only: bool,
-    /// Requested features, including `default` unless it is disabled.
-    features: Vec<String>,
 }
 
 fn text(value: &Value) -> Result<&str> {
@@ -134,16 +124,9 @@ fn list(value: &Value) -> Result<&[Value]> {
 }
 
 fn dependency(value: &Value) -> Result<Dependency> {
-    let mut features: Vec<String> = (list(&value["features"])?.iter())
-        .map(|feature| text(feature).map(str::to_owned))
-        .collect::<Result<_>>()?;
-    if value["uses_default_features"] != false {
-        features.push("default".to_owned());
-    }
     Ok(Dependency {
         name: text(&value["name"])?.to_owned(),
         tests_only: value["kind"] == "dev",
-        features,
     })
 }
 
@@ -239,17 +222,14 @@ fn what_is_installed_in_a_guest_has_no_worker_linked_into_it() -> Result<()> {
     for user in guests {
         let own = |dependency: &&Dependency| !dependency.tests_only;
         for dependency in user.dependencies.iter().filter(own) {
-            if dependency.name == "gantry-remoting" {
-                checked += 1;
-                let unknown = |feature: &&String| !GUEST_FEATURES.contains(&feature.as_str());
-                let more: Vec<_> = dependency.features.iter().filter(unknown).collect();
-                ensure!(more.is_empty(), "{} has remoting's {more:?}", user.name);
-            }
+            checked += usize::from(dependency.name == "remoting-transport");
+            let name = dependency.name.as_str();
+            ensure!(!WORKERS.contains(&name), "{} has {name}", user.name);
         }
     }
     ensure!(
         checked > 0,
-        "no crate in guest/ uses remoting: is it named otherwise now?"
+        "no crate in guest/ uses remoting-transport: is it named otherwise now?"
     );
     Ok(())
 }

@@ -12,14 +12,13 @@ use std::{
 
 use base::Unpoisoned;
 use device_model::shared_event;
-use gantry_remoting::{
-    account::Account,
+use pci::MsixTable;
+use remoting_proto::{
     apis::spoken,
-    link::socket,
     port::{Apis, Attachment, user_of_number},
     wire::api::ApiId,
 };
-use pci::MsixTable;
+use remoting_transport::{account::Account, socket};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{slices::Slices, window::Window};

@@ -19,17 +19,16 @@ use device_model::{
     msi::MsiController,
     thread::{ThreadRole, ThreadSpawner},
 };
-use gantry_remoting::{
-    account::Account,
-    apis::spoken,
-    link::{control, window::SMALLEST},
-    port::{self, Attachment, DOORBELL, MOST_SLICES, registers as at},
-};
 use pci::{
     BarIndex, BarKind, BarRequest, Bdf, ConfigSpace, ConfigSpaceState, Identity, LifecycleError,
     Lines, MsixCapability, MsixState, MsixTable, PciFunction,
     config::{COMMAND_INTERRUPT_DISABLE, STATUS_INTERRUPT, offsets},
 };
+use remoting_proto::{
+    apis::spoken,
+    port::{self, Attachment, DOORBELL, MOST_SLICES, registers as at},
+};
+use remoting_transport::{account::Account, control, window::SMALLEST};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use vm_memory::GuestAddress;

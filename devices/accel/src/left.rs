@@ -10,12 +10,13 @@ use std::{
 };
 
 use base::{Chain, Patience};
-pub use gantry_remoting::link::control::{Fetch, NotMoved, serve_fetches};
-use gantry_remoting::link::control::{SOON, image};
+use remoting_transport::control::{SOON, image};
 use serde::{Deserialize, Serialize};
 
 use super::lend::Replaced;
+
 pub use super::slices::Followed;
+pub use remoting_transport::control::{Fetch, NotMoved, serve_fetches};
 
 /// An application of a VM.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]

@@ -22,7 +22,7 @@ use std::{
 
 use base::{Patience, Unpoisoned};
 use device_model::thread::{ThreadRole, ThreadSpawner};
-use gantry_remoting::link::control::{Command, Fetch, LONG, NotMoved, Peer, Reply};
+use remoting_transport::control::{Command, Fetch, LONG, NotMoved, Peer, Reply};
 
 use super::{closing::Closing, slices::Slices};
 

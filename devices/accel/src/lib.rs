@@ -10,7 +10,7 @@
 //! ```
 //!
 //! - [`function`]: the PCI function with its BARs, in the layout of
-//!   [`gantry_remoting::port`].
+//!   [`remoting_proto::port`].
 //! - `registers`: the trapped registers for the agent, and doorbells that KVM did not register.
 //! - `slices`: the state of each slice, which vCPUs and the service change atomically.
 //! - `pages`, `page_requests`: the fourth BAR of a port for native contexts, and what its worker asks
@@ -18,7 +18,7 @@
 //! - `closing`: threads that close what a worker has sent.
 //! - `window`: the memory, with one file per slice, so that a worker can be given one slice and
 //!   nothing else.
-//! - [`gantry_remoting::account`]: how much device memory the workers of all slices use.
+//! - [`remoting_transport::account`]: how much device memory the workers of all slices use.
 //! - `service`: the thread that finds workers for slices and notices their end; `attach`: passes a
 //!   slice to a worker; `lend`: lends workers to other threads.
 //! - [`saved`]: the applications in a snapshot.
@@ -57,13 +57,13 @@ use std::{fs::File, io, path::PathBuf, sync::Arc};
 
 pub use attach::Pool;
 pub use function::{Accel, Resources};
-pub use gantry_remoting::{
-    link::window::SMALLEST as SMALLEST_SLICE,
+pub use pages::Pages;
+use pci::ConfigError;
+pub use remoting_proto::{
     port::{Apis, MOST_SLICES, NAME as LONGEST_NAME},
     wire::api::ApiId,
 };
-pub use pages::Pages;
-use pci::ConfigError;
+pub use remoting_transport::window::SMALLEST as SMALLEST_SLICE;
 pub use slices::Claim;
 
 /// Configuration of a port.
@@ -123,7 +123,7 @@ pub enum Error {
     },
     /// A slice's file cannot be created.
     #[error(transparent)]
-    Slice(#[from] gantry_remoting::link::window::Error),
+    Slice(#[from] remoting_transport::window::Error),
     /// An eventfd cannot be created.
     #[error("cannot create an eventfd for an accelerator port")]
     EventFd(#[source] io::Error),

@@ -41,23 +41,19 @@ use std::{
 };
 
 use base::{Cancel, Chain, Patience, Unpoisoned};
-use gantry_remoting::{
+use device_model::thread::{ThreadRole, ThreadSpawner};
+use remoting_proto::{
     apis::{self, spoken},
-    link::{
-        control::{self, Command, LONG, NotMoved, Peer, SILENT, SOON},
-        rounds, socket,
-    },
+    port::State,
     wire::{
         api::ApiId,
         hello::{Form, Hello},
     },
 };
-
-use gantry_remoting::port::State;
-pub use gantry_remoting::port::{Outcome, OutcomeKind};
-
-pub use super::wish::{Address, Answer, NoAddress, Seat, Unknown};
-use device_model::thread::{ThreadRole, ThreadSpawner};
+use remoting_transport::{
+    control::{self, Command, LONG, NotMoved, Peer, SILENT, SOON},
+    rounds, socket,
+};
 
 use super::{
     attach::{Attach, Pool},
@@ -67,6 +63,9 @@ use super::{
     standby::Standby,
     wish::Mailbox,
 };
+
+pub use super::wish::{Address, Answer, NoAddress, Seat, Unknown};
+pub use remoting_proto::port::{Outcome, OutcomeKind};
 
 /// Maximum time to wait while the backlog of a pool's socket is full.
 const FULL: Duration = Duration::from_secs(5);

@@ -6,10 +6,8 @@ use std::{
     sync::Arc,
 };
 
-use gantry_remoting::{
-    apis::nvidia::{PageAnswer, PageRequest},
-    link::socket,
-};
+use remoting_proto::apis::nvidia::{PageAnswer, PageRequest};
+use remoting_transport::socket;
 
 use super::pages::{Pages, Refused};
 

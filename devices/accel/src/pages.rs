@@ -13,7 +13,7 @@ use std::{
 };
 
 use base::{Access, Mapping, Unpoisoned};
-use gantry_remoting::apis::nvidia::{PAGE, PageRequest};
+use remoting_proto::apis::nvidia::{PAGE, PageRequest};
 
 use super::{Error, slices::Slices};
 

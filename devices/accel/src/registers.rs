@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use device_model::{bus::BusDevice, shared_event};
-use gantry_remoting::port::{Apis, DOORBELL, registers as at};
 use pci::MsixTable;
+use remoting_proto::port::{Apis, DOORBELL, registers as at};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{line::PortLine, slices::Slices, wish::Mailbox};

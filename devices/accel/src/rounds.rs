@@ -24,10 +24,8 @@ use std::{
 };
 
 use base::{Chain, Patience};
-use gantry_remoting::{
-    link::control::{self, AFTER_DRAIN, Command, NotMoved, Reply, SOON},
-    port::State,
-};
+use remoting_proto::port::State;
+use remoting_transport::control::{self, AFTER_DRAIN, Command, NotMoved, Reply, SOON};
 use serde::{Deserialize, Serialize};
 
 use super::{

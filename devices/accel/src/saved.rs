@@ -13,11 +13,8 @@ use std::{
 };
 
 use base::{Chain, Patience};
-pub use gantry_remoting::link::control::image;
-use gantry_remoting::{
-    link::control::{AFTER_DRAIN, Command, SOON},
-    port::State,
-};
+use remoting_proto::port::State;
+use remoting_transport::control::{AFTER_DRAIN, Command, SOON};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -28,6 +25,8 @@ use super::{
     rounds::Copied,
     slices::Claim,
 };
+
+pub use remoting_transport::control::image;
 
 /// Alignment of pieces in the archive.
 const ALIGNMENT: u64 = 4096;

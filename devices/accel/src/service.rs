@@ -17,18 +17,18 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::note::Seldom;
 use device_model::shared_event;
-use gantry_remoting::{
+use pci::MsixTable;
+use remoting_proto::{
     apis,
-    link::socket::{self, FilesLost},
-    note::Seldom,
     port::{Apis, READY, State},
     wire::{
         api::{ApiId, Spoken},
         hello::{self, Hello, Refused},
     },
 };
-use pci::MsixTable;
+use remoting_transport::socket::{self, FilesLost};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::{
@@ -594,7 +594,7 @@ fn refusal(said: &[u8], ours: Apis) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gantry_remoting::{
+    use remoting_proto::{
         apis::opencl::OpenCl,
         port::REFUSED,
         wire::{Api, hello::Version},

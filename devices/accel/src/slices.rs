@@ -15,7 +15,7 @@ use std::sync::{
 };
 
 use base::Unpoisoned;
-use gantry_remoting::port::{Command, State};
+use remoting_proto::port::{Command, State};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 

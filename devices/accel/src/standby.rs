@@ -13,7 +13,7 @@ use std::{
 };
 
 use base::{Chain, Patience, patience::Patient};
-use gantry_remoting::link::control::{self, Command, NotMoved, Peer, SOON};
+use remoting_transport::control::{self, Command, NotMoved, Peer, SOON};
 
 use super::{
     attach::Pool,

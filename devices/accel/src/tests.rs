@@ -17,21 +17,20 @@ use device_model::{
     testing::{FakeDoorbells, FakeMsi},
     thread::{ThreadRole, ThreadSpawner, Unconfined},
 };
-use gantry_remoting::{
-    account::Account,
+use pci::{
+    BarIndex, Bdf, LifecycleError, PciFunction, PciSegment, Seat, SegmentConfig, Window,
+    testing::FakeLines,
+};
+use proptest::prelude::*;
+use remoting_proto::{
     apis::opencl::OpenCl,
-    link::{socket, window::SMALLEST},
     port::{
         ATTACHMENT, Attachment, Command, DOORBELL, MOST_SLICES, READY, REFUSED, State, registers,
         user_to_number,
     },
     wire::hello::Hello,
 };
-use pci::{
-    BarIndex, Bdf, LifecycleError, PciFunction, PciSegment, Seat, SegmentConfig, Window,
-    testing::FakeLines,
-};
-use proptest::prelude::*;
+use remoting_transport::{account::Account, socket, window::SMALLEST};
 use vm_memory::GuestAddress;
 
 use super::*;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use base::{Access, Mapping, Unpoisoned};
-use gantry_remoting::link::window as slice_file;
+use remoting_transport::window as slice_file;
 
 use super::Error;
 

@@ -15,7 +15,7 @@ use std::{
 };
 
 use base::{Cancel, Unpoisoned};
-use gantry_remoting::port::{
+use remoting_proto::port::{
     Outcome, OutcomeKind, Server, Wish,
     registers::{ADDRESS_SIZE, REASON_SIZE},
 };

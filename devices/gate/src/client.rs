@@ -21,7 +21,7 @@ use device_model::{
     memory::{AddressSpace, GuestMemory, HostMemory, Mapping},
     shared_event,
 };
-use gantry_remoting::link::socket;
+use remoting_transport::socket;
 use rustix::event::{PollFd, PollFlags, poll};
 use vm_memory::{GuestAddress, GuestAddressSpace};
 use vmfunc_gate::{

@@ -11,7 +11,7 @@ use std::{
     },
 };
 
-use gantry_remoting::link::socket;
+use remoting_transport::socket;
 use vmfunc_gate::port::Reason;
 
 use super::KERNEL;

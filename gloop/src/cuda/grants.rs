@@ -3,7 +3,7 @@
 
 use std::{ffi::c_uint, sync::Arc};
 
-use gantry_remoting::turns::{page::Grant, session::Session};
+use remoting_turns::{page::Grant, session::Session};
 
 use super::{Address, Error, Gpu};
 

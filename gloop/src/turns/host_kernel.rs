@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::turns::session::Session;
+use remoting_turns::session::Session;
 
 use crate::{
     job::State,

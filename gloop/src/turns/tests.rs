@@ -2,7 +2,7 @@
 
 use std::{io::Write, os::fd::AsRawFd, sync::mpsc};
 
-use gantry_remoting::turns::page::{Account, Grant, Page};
+use remoting_turns::page::{Account, Grant, Page};
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{

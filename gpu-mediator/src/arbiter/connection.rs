@@ -11,15 +11,13 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::{
-    link::{
-        closer::{Closer, Connection},
-        socket,
-    },
-    turns::{
-        message::{self, JOIN, Join, Refused, Word},
-        page::{Account, Grant, Page, claim},
-    },
+use remoting_transport::{
+    closer::{Closer, Connection},
+    socket,
+};
+use remoting_turns::{
+    message::{self, JOIN, Join, Refused, Word},
+    page::{Account, Grant, Page, claim},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 

@@ -27,12 +27,10 @@ use std::{
     time::Duration,
 };
 
+use base::{limits::Limit, poll};
 use connection::{Newcomer, Worker};
-use gantry_remoting::{
-    descriptors::{self, Limit},
-    link::closer::Closer,
-    turns::message::Word,
-};
+use remoting_transport::closer::Closer;
+use remoting_turns::message::Word;
 
 use crate::{
     Expected, Moment, Slice,
@@ -300,7 +298,7 @@ impl Arbiter {
         let silent = newcomers.map(|since| left(since + INTRODUCTION));
         let times = [ask, pause, overdue, deaf, tick, silent, patience];
         let patience = times.into_iter().flatten().min();
-        descriptors::poll(&mut polled, patience)?;
+        poll::poll(&mut polled, patience)?;
         let ready = polled.into_iter().filter(|entry| entry.revents != 0);
         Ok(ready.map(|entry| entry.fd).collect())
     }

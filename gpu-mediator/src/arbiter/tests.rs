@@ -8,7 +8,7 @@ use std::{
     process::{Child, Command},
 };
 
-use gantry_remoting::turns::{
+use remoting_turns::{
     message::{self, Join},
     page::{Grant, Page, claim},
 };
@@ -96,7 +96,7 @@ impl Arranged {
                     events: libc::POLLIN,
                     revents: 0,
                 }];
-                descriptors::poll(&mut entry, Some(Duration::ZERO)).unwrap() > 0
+                poll::poll(&mut entry, Some(Duration::ZERO)).unwrap() > 0
             });
             self.arbiter.handshake(&polled);
         }

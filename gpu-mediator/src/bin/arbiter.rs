@@ -6,9 +6,9 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use base::{Output, limits::file_size_is_an_error, paths::ARBITER_SOCKET};
 use clap::{CommandFactory, Parser, value_parser};
-use gantry_remoting::turns::pauses::LONGEST;
 use gpu_mediator::{arbiter::Arbiter, policy::Name, scheduler::LONGEST_PAUSE};
 use manual::Manual;
+use remoting_turns::pauses::LONGEST;
 
 /// Shares one accelerator among the workers of virtual machines.
 #[derive(Parser)]

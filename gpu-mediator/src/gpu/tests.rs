@@ -1,8 +1,14 @@
 //! Tests arbitrarily hostile fronts of guests against the mediator on the model of the GPU.
 
+use std::{
+    fs::File,
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    time::Duration,
+};
 use std::{path::PathBuf, time::Instant};
 
 use base::{Access, Mapping, memfd};
+use gf100::format::{Gfn, PAGE, Target};
 use gf100::{
     device::server::{Settings, serve},
     format::{
@@ -10,6 +16,7 @@ use gf100::{
         push::{GpEntry, Header, Run as Words},
     },
 };
+use wire::Event;
 
 use super::{
     link::Packets,
@@ -19,13 +26,6 @@ use super::{
     *,
 };
 use crate::{Moment, policy::Name};
-use gf100::format::{Gfn, PAGE, Target};
-use std::{
-    fs::File,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
-    time::Duration,
-};
-use wire::Event;
 
 mod ram;
 

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::turns::{
+use remoting_turns::{
     meter::{Meter, Slice, Verdict},
     pauses::Pauses,
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use gantry_remoting::wire::api::RequestClass;
+use remoting_proto::wire::api::RequestClass;
 
 /// Lengths of a client's kernels.
 #[derive(Clone, Debug)]

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::turns::pauses::Pauses;
+use remoting_turns::pauses::Pauses;
 
 use super::{Had, Program, Vm, WINDOW, note};
 use crate::{

@@ -62,8 +62,8 @@ use base::{
     paths::{CUDA_LIBRARIES, OPENCL_SOCKET},
 };
 use clap::{CommandFactory, Parser, Subcommand};
-use gantry_remoting::apis;
 use manual::Manual;
+use remoting_proto::apis;
 
 static VERSION: LazyLock<String> = LazyLock::new(|| {
     let driver = if carried::CARRIES_DRIVER {

@@ -8,15 +8,15 @@ use std::{
 };
 
 use base::{Access, Mapping};
-use gantry_remoting::{
+use remoting_proto::{
     apis,
-    link::window::{CLIENT_HELLO, REPLY},
     port::{self, Apis, Command, DOORBELL, Outcome, SliceOffsets, State, Wish, registers},
     wire::{
         api::ApiId,
         hello::{self, Form, Hello},
     },
 };
+use remoting_transport::window::{CLIENT_HELLO, REPLY};
 
 use crate::{
     file_error::{FileError, failed},

@@ -27,17 +27,17 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::{
+use remoting_proto::{
     apis,
-    link::{
-        order::{self, Lead, Order, PARKED},
-        socket,
-    },
     port::{Outcome, OutcomeKind, Server, Wish},
     wire::{
         api::ApiId,
         hello::{self, Form, Hello},
     },
+};
+use remoting_transport::{
+    order::{self, Lead, Order, PARKED},
+    socket,
 };
 
 use crate::{

@@ -14,14 +14,14 @@ use std::{
 };
 
 use base::Chain;
-use gantry_remoting::{
-    link::{
-        alarm::Alarm,
-        closer::{Closer, Connection},
-        socket,
-    },
+use remoting_proto::{
     port::{LOOK, Outcome, OutcomeKind, State, Wish},
     wire::hello::{self, Hello},
+};
+use remoting_transport::{
+    alarm::Alarm,
+    closer::{Closer, Connection},
+    socket,
 };
 
 use crate::{
@@ -487,7 +487,7 @@ impl Server {
             }
             let serving = || ports.iter().filter(|port| port.serves(hello));
             if let (Some(other), None) = (ports.first(), serving().next()) {
-                gantry_remoting::note!(
+                base::note!(
                     "gantry-agent: an application is turned away: no accelerator port is for the \
                      API that it calls"
                 );

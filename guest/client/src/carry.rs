@@ -35,17 +35,15 @@ use std::{
 };
 
 use base::{Unpoisoned, lock::UnpoisonedRw};
-use gantry_remoting::{
-    link::{
-        control::{LONG, NotMoved, SILENT, SOON},
-        mapping::Error,
-        order::{self, Order, PARKED},
-        rounds::Rounds,
-    },
-    wire::{
-        Blob,
-        messages::{Call, WindowRange},
-    },
+use remoting_proto::wire::{
+    Blob,
+    messages::{Call, WindowRange},
+};
+use remoting_transport::{
+    control::{LONG, NotMoved, SILENT, SOON},
+    mapping::Error,
+    order::{self, Order, PARKED},
+    rounds::Rounds,
 };
 
 use crate::{

@@ -10,27 +10,27 @@ use std::{
 };
 
 use base::event::Event;
-use gantry_remoting::{
-    link::{
-        alarm::Alarm,
-        bell::Futex,
-        endpoint::STAY,
-        gate::{Delegate, Gate},
-        order,
-        port_bell::{Doorbell, DoorbellPage, Naps},
-        socket,
-        stream::{
-            address::Address,
-            bridge::{self, Bridge},
-            connect::{self, Connected, Files},
-        },
-        window::Window,
-    },
+use remoting_proto::{
     port::SliceOffsets,
     wire::{
         api::Api,
         hello::{Form, Hello},
     },
+};
+use remoting_stream::{
+    address::Address,
+    bridge::{self, Bridge},
+    connect::{self, Connected, Files},
+};
+use remoting_transport::{
+    alarm::Alarm,
+    bell::Futex,
+    endpoint::STAY,
+    gate::{Delegate, Gate},
+    order,
+    port_bell::{Doorbell, DoorbellPage, Naps},
+    socket,
+    window::Window,
 };
 
 use crate::{

@@ -2,13 +2,11 @@
 
 use std::os::unix::net::UnixStream;
 
-use gantry_remoting::{
-    link::order::Order,
-    wire::{
-        Api,
-        messages::{Call, StageId},
-    },
+use remoting_proto::wire::{
+    Api,
+    messages::{Call, StageId},
 };
+use remoting_transport::order::Order;
 
 use crate::{connection::Connection, link::Link};
 

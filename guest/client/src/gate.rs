@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gantry_remoting::link::{gate::Delegate, messages::Messages};
+use remoting_transport::{gate::Delegate, messages::Messages};
 
 use crate::driver::Driver;
 

@@ -5,7 +5,7 @@
 
 use std::{ffi::c_void, ptr::null_mut};
 
-use gantry_remoting::link::window::Window;
+use remoting_transport::window::Window;
 
 use crate::{connect::existing, driver::Driver};
 

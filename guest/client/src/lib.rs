@@ -1,6 +1,6 @@
 //! What the driver of any accelerator API needs inside a process: the connection to a worker, the
 //! window that both sides share, and the data that passes through it. A driver adds its entry
-//! points, its objects and the calls of its API ([`gantry_remoting::apis`]), and implements
+//! points, its objects and the calls of its API ([`remoting_proto::apis`]), and implements
 //! [`Driver`] for everything that is specific to it.
 //!
 //! The path of a call that copies 1 MiB of ordinary memory to the device and does not wait:

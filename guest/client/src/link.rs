@@ -11,17 +11,15 @@ use std::{
 };
 
 use base::{Unpoisoned, lock::UnpoisonedRw};
-use gantry_remoting::{
-    link::{
-        endpoint::{Receiver, Sender, Spin},
-        port_bell::Doorbell,
-        ring::{Consumer, Lines, Producer},
-        window::{Slice, Window},
-    },
-    wire::{
-        Flags, Header, Wire,
-        messages::{self, Call},
-    },
+use remoting_proto::wire::{
+    Flags, Header, Wire,
+    messages::{self, Call},
+};
+use remoting_transport::{
+    endpoint::{Receiver, Sender, Spin},
+    port_bell::Doorbell,
+    ring::{Consumer, Lines, Producer},
+    window::{Slice, Window},
 };
 
 use crate::{

@@ -4,7 +4,7 @@
 use std::{io, os::unix::net::UnixStream};
 
 use base::{Unpoisoned, event::Event};
-use gantry_remoting::link::{
+use remoting_transport::{
     order::{self, ORDER, Order},
     port_bell::Doorbell,
     socket,

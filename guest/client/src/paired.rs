@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use gantry_remoting::link::gate::{Delegate, Failed};
+use remoting_transport::gate::{Delegate, Failed};
 use vmfunc_gate::guest::{Client, Error, Failure};
 
 /// The PCI functions, one of which offers a gate.

@@ -29,7 +29,7 @@ use base::{
     lock::UnpoisonedRw,
     memory::{self, Spare, Steps},
 };
-use gantry_remoting::link::{
+use remoting_transport::{
     bell::Futex,
     control::{self, LONG},
     order::{self, Order, PARKED},

@@ -8,10 +8,9 @@ use std::{
 };
 
 use base::{Unpoisoned, event::Event};
-use gantry_remoting::{
-    link::{port_bell::Doorbell, stream::channel::Closer},
-    port,
-};
+use remoting_proto::port;
+use remoting_stream::channel::Closer;
+use remoting_transport::port_bell::Doorbell;
 
 /// The socket's peer.
 pub(crate) enum Peer {

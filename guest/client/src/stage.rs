@@ -11,10 +11,8 @@ use std::{
 };
 
 use base::{Unpoisoned, lock::UnpoisonedRw};
-use gantry_remoting::{
-    link::window::Window,
-    wire::messages::{StageId, WindowRange},
-};
+use remoting_proto::wire::messages::{StageId, WindowRange};
+use remoting_transport::window::Window;
 
 use crate::{
     copy_threads::{self, Reader},

@@ -10,7 +10,7 @@ use std::{
 };
 
 use cuda_definition::cublas::types::cublasStatus_t;
-use gantry_remoting::apis::cuda::{
+use remoting_proto::apis::cuda::{
     Kind, codes,
     libraries::{Library, STATUS},
     plan::{Outgoing, Plan, Scalars},
@@ -128,7 +128,7 @@ pub unsafe fn put<T>(to: *mut T, value: T) -> Outcome {
 
 /// The number of a handle's object.
 pub fn number(kind: Kind, handle: u64) -> u32 {
-    interface().map_or(gantry_remoting::apis::cuda::NO_HANDLE, |interface| {
+    interface().map_or(remoting_proto::apis::cuda::NO_HANDLE, |interface| {
         (interface.number)(kind as u32, handle)
     })
 }

@@ -12,7 +12,7 @@ use cuda_definition::{
         types::{CUDA_MEMCPY2D, CUmemorytype, CUstream},
     },
 };
-use gantry_remoting::apis::cuda::codes;
+use remoting_proto::apis::cuda::codes;
 
 use crate::{
     call::{INVALID_VALUE, Outcome, entry_points},

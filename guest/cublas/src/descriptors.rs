@@ -4,7 +4,7 @@
 use std::ffi::c_void;
 
 use cuda_definition::cublaslt::types::*;
-use gantry_remoting::apis::cuda::attributes::{Descriptor, LAYOUT, OPERATION, PREFERENCE, Table};
+use remoting_proto::apis::cuda::attributes::{Descriptor, LAYOUT, OPERATION, PREFERENCE, Table};
 
 use crate::call::{INVALID_VALUE, NOT_SUPPORTED, Outcome, entry_points, put};
 

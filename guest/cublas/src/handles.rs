@@ -7,7 +7,7 @@ use std::{
 };
 
 use cuda_definition::cublas::types::*;
-use gantry_remoting::apis::cuda::{FIRST, Kind, NO_HANDLE, libraries::Library, plan::Scalars};
+use remoting_proto::apis::cuda::{FIRST, Kind, NO_HANDLE, libraries::Library, plan::Scalars};
 
 use crate::{
     call::{INVALID_VALUE, NOT_INITIALIZED, Outcome, entry_points, number, put},
@@ -18,14 +18,14 @@ use crate::{
 macro_rules! served {
     ($library:ident, $symbol:literal, $words:expr) => {{
         static NUMBER: std::sync::OnceLock<Option<u16>> = std::sync::OnceLock::new();
-        let library = gantry_remoting::apis::cuda::libraries::Library::$library;
+        let library = remoting_proto::apis::cuda::libraries::Library::$library;
         let number = *NUMBER.get_or_init(|| library.number($symbol));
         let number = number.ok_or($crate::call::NOT_SUPPORTED)?;
         $crate::call::forward(
             library,
             number,
             $words,
-            gantry_remoting::apis::cuda::plan::Scalars::Device,
+            remoting_proto::apis::cuda::plan::Scalars::Device,
         )
     }};
 }

@@ -3,7 +3,7 @@
 use std::{ffi::c_void, sync::OnceLock};
 
 use base::fork::Mark;
-use gantry_remoting::apis::cuda::{
+use remoting_proto::apis::cuda::{
     codes,
     interface::{FINGERPRINT, Interface, SYMBOL},
 };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cuda_definition::cublaslt::types::*;
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         Kind, NO_HANDLE,
         attributes::Descriptor,

@@ -9,7 +9,7 @@ use cuda_definition::{
     cublas::types::{cublasStatus_t, libraryPropertyType},
     cublaslt,
 };
-use gantry_remoting::apis::cuda::{codes, libraries::Library};
+use remoting_proto::apis::cuda::{codes, libraries::Library};
 
 use crate::{
     call::{INVALID_VALUE, NOT_SUPPORTED, Outcome, ask, entry_points, put, status},

@@ -18,7 +18,7 @@ use cuda_definition::{
         types::{CUpointer_attribute, CUresult},
     },
 };
-use gantry_remoting::apis::cuda::codes;
+use remoting_proto::apis::cuda::codes;
 
 use crate::{
     call::{INVALID_VALUE, NOT_INITIALIZED, Outcome, put, run, unsupported},
@@ -72,7 +72,7 @@ macro_rules! driver {
 fn checked(status: cublasStatus_t) -> Outcome {
     match status.0 {
         0 => Ok(()),
-        code => Err(gantry_remoting::apis::cuda::libraries::STATUS + code.cast_signed()),
+        code => Err(remoting_proto::apis::cuda::libraries::STATUS + code.cast_signed()),
     }
 }
 

@@ -4,7 +4,7 @@ use std::ffi::c_void;
 
 use cuda_definition::driver::types::*;
 use gantry_client::stage::HostRegion;
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{CopyVolume, Side},

@@ -9,7 +9,7 @@ use std::{
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{Kind, calls::ContextSynchronize, codes};
+use remoting_proto::apis::cuda::{Kind, calls::ContextSynchronize, codes};
 
 use crate::{
     capture,

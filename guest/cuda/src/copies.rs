@@ -6,7 +6,7 @@ use std::{collections::VecDeque, ffi::c_void};
 
 use cuda_definition::driver::types::*;
 use gantry_client::{copy_threads, stage::HostRegion};
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{Copy, CopyRows, Read, Write},

@@ -7,7 +7,7 @@ use std::{
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{
+use remoting_proto::apis::cuda::{
     calls::{DeviceInfo, Started},
     codes,
 };

@@ -7,7 +7,7 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{Kind, codes};
+use remoting_proto::apis::cuda::{Kind, codes};
 
 use crate::{
     entry::{Outcome, entry_points},

@@ -2,7 +2,7 @@
 
 use cuda_definition::driver::types::{CUresult, cudaError_enum};
 use gantry_client::Driver;
-use gantry_remoting::apis::cuda::codes;
+use remoting_proto::apis::cuda::codes;
 
 use crate::{
     idle,

@@ -3,7 +3,7 @@
 use std::ffi::{c_uchar, c_uint, c_ushort};
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{Kind, calls::Fill, codes};
+use remoting_proto::apis::cuda::{Kind, calls::Fill, codes};
 
 use crate::{
     context,

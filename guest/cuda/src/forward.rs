@@ -1,7 +1,7 @@
 //! Entry points whose parameters are encoded according to the API's definition.
 
 use cuda_definition::driver::types::CUresult;
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         NO_HANDLE,
         calls::{Forward, Post},

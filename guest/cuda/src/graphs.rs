@@ -6,7 +6,7 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{AddCopyNode, AddKernelNode, LaunchGraph, SetCopyNode, SetKernelNode, Shape, Side},

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use gantry_remoting::apis::cuda::{FIRST, Kind, LEGACY, NO_HANDLE};
+use remoting_proto::apis::cuda::{FIRST, Kind, LEGACY, NO_HANDLE};
 
 use crate::{context, launch};
 

@@ -6,7 +6,7 @@ use std::ffi::{c_int, c_uint, c_void};
 
 use base::{Mapping, Unpoisoned};
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{Kind, calls::Pin, codes};
+use remoting_proto::apis::cuda::{Kind, calls::Pin, codes};
 
 use crate::{
     context, device,

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         FIRST,
         calls::{
@@ -133,7 +133,7 @@ impl Sent {
 
 #[cfg(test)]
 mod tests {
-    use gantry_remoting::{
+    use remoting_proto::{
         apis::cuda::calls::{Forward, Shape},
         wire::Blob,
     };

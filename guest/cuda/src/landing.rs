@@ -14,7 +14,7 @@ use std::{
 };
 
 use base::Unpoisoned;
-use gantry_remoting::apis::cuda::{Kind, codes};
+use remoting_proto::apis::cuda::{Kind, codes};
 
 use crate::{
     entry::Outcome,

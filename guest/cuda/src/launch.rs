@@ -9,7 +9,7 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{Clusters, Examine, Launch, Shape},

@@ -1,6 +1,6 @@
 //! A CUDA driver for the host's devices: `libcuda.so.1` in a guest.
 //!
-//! Each call becomes a message to a worker process ([`gantry_remoting`]). Launches, fills, event records, and copies of
+//! Each call becomes a message to a worker process ([`remoting_proto::apis`]). Launches, fills, event records, and copies of
 //! memory from `cuMemHostAlloc` are not waited for. If one of them fails and this could not be detected here, the next
 //! call that waits for the context's work reports the error.
 //!

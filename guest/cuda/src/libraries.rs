@@ -9,12 +9,12 @@ use std::{
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::{CUcontext, CUresult};
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         Kind, NO_HANDLE,
         calls::{Library, PostLibrary},
-        codes, interface,
-        interface::Interface,
+        codes,
+        interface::{self, Interface},
         libraries::Library as Named,
     },
     wire::Blob,

@@ -10,7 +10,7 @@ use std::{
 };
 
 use gantry_client::{Connection, Driver, connect};
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         self,
         calls::{Await, Started},

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{
+use remoting_proto::apis::cuda::{
     Kind,
     calls::{Allocate, AllocatePitch, Free, MemoryInfo, PointerDevice, Source},
     codes,

@@ -8,7 +8,7 @@ use std::{
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::*;
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{Enumerate, Input, Load},
@@ -425,7 +425,7 @@ entry_points! {
         let context = context::need()?;
         let (at, size) = linking(state, |linking| {
             let size = |text: Option<(usize, usize)>| text.map_or(0, |(_, size)| size as u32);
-            let linked = link.ask(&gantry_remoting::apis::cuda::calls::Link {
+            let linked = link.ask(&remoting_proto::apis::cuda::calls::Link {
                 context,
                 inputs: std::mem::take(&mut linking.inputs),
                 options: linking.options.clone(),

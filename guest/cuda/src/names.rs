@@ -12,7 +12,7 @@ use cuda_definition::{
     Streams, by_name,
     driver::{ENTRY_POINTS, types::*},
 };
-use gantry_remoting::apis::cuda::{calls::Describe, codes};
+use remoting_proto::apis::cuda::{calls::Describe, codes};
 
 use crate::{
     entry::{Outcome, entry_points, is_forked, offer, put, run},

@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Mutex};
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{
+use remoting_proto::apis::cuda::{
     Kind,
     calls::{AddAllocNode, AddConditionalNode, AddFreeNode, AddHostNode, SetHostNode},
     codes,

@@ -12,7 +12,7 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{Kind, codes},
     wire::messages::WindowRange,
 };

@@ -3,7 +3,7 @@
 use std::ffi::{c_uint, c_void};
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::codes;
+use remoting_proto::apis::cuda::codes;
 
 use crate::{
     entry::{Outcome, connected, entry_points, put},

@@ -8,7 +8,7 @@
 //! are outstanding than the worker keeps, the caller waits.
 
 use gantry_client::stage::HostRegion;
-use gantry_remoting::wire::messages::{Call, WindowRange};
+use remoting_proto::wire::messages::{Call, WindowRange};
 
 use crate::{
     copies::Order,

@@ -10,10 +10,8 @@ use std::{
 };
 
 use base::Unpoisoned;
-use gantry_remoting::{
-    apis::cuda::{NEVER, calls::Signal},
-    link::endpoint::Spin,
-};
+use remoting_proto::apis::cuda::{NEVER, calls::Signal};
+use remoting_transport::endpoint::Spin;
 
 use crate::{entry, link::Link};
 

@@ -11,7 +11,7 @@ use std::{
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::CUstream;
-use gantry_remoting::apis::cuda::codes;
+use remoting_proto::apis::cuda::codes;
 
 use crate::{context, entry::Outcome, forward::forward, handles::PER_THREAD};
 

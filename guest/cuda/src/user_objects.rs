@@ -5,7 +5,7 @@
 use std::ffi::{c_uint, c_void};
 
 use cuda_definition::driver::types::*;
-use gantry_remoting::apis::cuda::{
+use remoting_proto::apis::cuda::{
     Kind,
     calls::{CreateUserObject, ReleaseUserObject, RetainUserObject},
     codes,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use base::Unpoisoned;
-use gantry_remoting::apis::cuda::{
+use remoting_proto::apis::cuda::{
     calls::{DeviceInfo, Select},
     codes,
 };
@@ -125,7 +125,7 @@ fn uuid(bytes: &[u8; 16]) -> String {
 
 #[cfg(test)]
 mod tests {
-    use gantry_remoting::wire::Blob;
+    use remoting_proto::wire::Blob;
 
     use super::*;
 

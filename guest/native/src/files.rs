@@ -15,12 +15,11 @@ use std::{
     },
 };
 
+use base::fork::Mark;
 use nvidia_abi::{
     Kind,
     wire::{Operation, Request},
 };
-
-use base::fork::Mark;
 
 use crate::{
     connection::Connection,

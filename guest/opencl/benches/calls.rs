@@ -14,24 +14,26 @@ use std::{
 
 use criterion::{Criterion, criterion_group, criterion_main};
 use gantry_remoting::{
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    session::{
+        quota::Quota,
+        server::{Nudge, Tuning},
+    },
+};
+use remoting_proto::{
     apis::opencl::calls::{
         Call, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId, Finish,
         Grid, Info, KernelId, NdRange, Order, ProgramId, ProgramOrigin, QueueId, Request,
         SetArgument, Target, Value,
     },
-    backends::opencl::{OpenClBackend, Server, driver::Api},
-    link::{
-        bell::Futex,
-        endpoint::{Receiver, Sender},
-        port_bell::Waker,
-        ring::{Consumer, Producer},
-        window::{self, Slice, Window},
-    },
-    session::{
-        quota::Quota,
-        server::{Nudge, Tuning},
-    },
     wire::{Blob, Flags, Header, Wire},
+};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::{Receiver, Sender},
+    port_bell::Waker,
+    ring::{Consumer, Producer},
+    window::{self, Slice, Window},
 };
 
 const RING: u64 = 1 << 20;

@@ -32,7 +32,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         OpenCl,
         calls::{
@@ -43,19 +43,19 @@ use gantry_remoting::{
         },
         codes,
     },
-    link::{
-        bell::{Bell, Futex},
-        endpoint::{Receiver, Sender},
-        port_bell::{Doorbell, DoorbellPage},
-        ring::{Consumer, Lines, Producer},
-        socket,
-        window::{Slice, Window},
-    },
     port,
     wire::{
         Blob, Flags, Header, Wire,
         hello::{Form, Hello},
     },
+};
+use remoting_transport::{
+    bell::{Bell, Futex},
+    endpoint::{Receiver, Sender},
+    port_bell::{Doorbell, DoorbellPage},
+    ring::{Consumer, Lines, Producer},
+    socket,
+    window::{Slice, Window},
 };
 
 type Failed = Box<dyn std::error::Error>;

@@ -19,7 +19,7 @@ use std::{
 };
 
 use device::{Device, check, cl};
-use gantry_remoting::apis::opencl::codes;
+use remoting_proto::apis::opencl::codes;
 
 mod device;
 

@@ -8,7 +8,8 @@ use std::{
 };
 
 use device::{Device, check, cl};
-use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle};
+use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_proto::apis::opencl::codes;
 
 mod device;
 

@@ -8,7 +8,7 @@ use std::{
 };
 
 use device::{Device, Failed, check, cl};
-use gantry_remoting::apis::opencl::codes;
+use remoting_proto::apis::opencl::codes;
 
 mod device;
 

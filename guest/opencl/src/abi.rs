@@ -6,7 +6,7 @@
 use std::ffi::{CStr, c_char, c_void};
 
 use gantry_client::Driver;
-use gantry_remoting::apis::opencl::codes;
+use remoting_proto::apis::opencl::codes;
 
 use crate::link::{self, OpenCl};
 

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             Barrier, CopyBuffer, CopyBufferRect, CopyBufferToImage, CopyImage, CopyImageToBuffer,

@@ -4,7 +4,7 @@ use std::{ffi::c_void, ptr::null_mut, sync::Mutex};
 
 use base::Unpoisoned;
 use gantry_client::progress::Progress;
-use gantry_remoting::apis::opencl::{
+use remoting_proto::apis::opencl::{
     calls::{ContextId, CreateContext, CreateQueue, Finish, Flush, QueueId, Target},
     codes,
 };

@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use gantry_remoting::apis::opencl::{
+use remoting_proto::apis::opencl::{
     calls::{
         Call, CreateUserEvent, EventId, Order, SetEventCallback, SetUserEventStatus, Target,
         WaitForEvents,

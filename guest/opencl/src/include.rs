@@ -9,7 +9,7 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
-use gantry_remoting::{apis::opencl::calls::HeaderFile, wire::Blob};
+use remoting_proto::{apis::opencl::calls::HeaderFile, wire::Blob};
 
 /// The maximum number of files that are sent with a source, and the maximum of their total size.
 const MOST_FILES: usize = 1024;

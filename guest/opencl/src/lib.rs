@@ -2,7 +2,7 @@
 //!
 //! It has the form that the ecosystem expects: an installable client driver (ICD) that the loader
 //! `libOpenCL.so.1` finds through a file in `/etc/OpenCL/vendors`, alongside any other drivers.
-//! Each call becomes a message to a worker process ([`gantry_remoting`]). The driver does not wait
+//! Each call becomes a message to a worker process ([`remoting_proto::apis`]). The driver does not wait
 //! for commands, for new buffers and samplers, or for values of an argument if the host's driver
 //! has accepted a similar value before. It waits for calls that return data, for new contexts,
 //! queues, images, programs and kernels, and for the first value of an argument: these calls must
@@ -14,7 +14,7 @@
 //! gate is used in any case if there is one. `GANTRY_OPENCL_SPIN` is how long a waiting call polls
 //! before it sleeps, in microseconds.
 //!
-//! [`Address`]: gantry_remoting::link::stream::address::Address
+//! [`Address`]: remoting_stream::address::Address
 //!
 //! - `table`: the dispatch table, and the state of each entry point
 //! - `link`: OpenCL's own part of the connection; the connection itself is [`gantry_client`]'s,

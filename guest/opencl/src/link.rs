@@ -18,7 +18,7 @@ use gantry_client::{
     connect,
     ids::Numbers,
 };
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             self, Await, Call, ContextId, PrecopyState, PrepareState, ReadState, RestoreState,
@@ -26,9 +26,9 @@ use gantry_remoting::{
         },
         codes,
     },
-    link::order::Order,
     wire::{Blob, Wire},
 };
+use remoting_transport::order::Order;
 
 use crate::{svm, told};
 
@@ -79,7 +79,7 @@ impl Driver for OpenCl {
     const SPIN_VARIABLE: &'static str = "GANTRY_OPENCL_SPIN";
     const SOCKET: &'static str = base::paths::OPENCL_SOCKET;
 
-    type Schema = gantry_remoting::apis::opencl::OpenCl;
+    type Schema = remoting_proto::apis::opencl::OpenCl;
     type Status = i32;
     const WORKER_LOST: i32 = codes::OUT_OF_RESOURCES;
     const WINDOW_FULL: i32 = codes::OUT_OF_HOST_MEMORY;

@@ -4,7 +4,7 @@ use std::{ffi::c_void, ptr::null_mut, sync::Mutex};
 
 use base::Unpoisoned;
 use gantry_client::stage::HostRegion;
-use gantry_remoting::apis::opencl::{
+use remoting_proto::apis::opencl::{
     calls::{
         CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ImageFormats, ImageShape, MemId,
         SamplerId, Target, WindowRange,

@@ -14,7 +14,7 @@ use std::{
 use base::Unpoisoned;
 use gantry_client::progress::Progress;
 use gantry_client::stage::HostRegion;
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             ArgumentKind, ContextId, DeviceId, EventId, KernelId, MemId, PlatformId, ProgramId,

@@ -6,7 +6,7 @@ use std::{
     sync::OnceLock,
 };
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{self, DeviceId, Info, PlatformId, Target},
         codes,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use base::Unpoisoned;
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             ArgumentKind, BuildProgram, CloneKernel, CompileProgram, CreateKernel, CreateProgram,

@@ -2,7 +2,7 @@
 
 use std::{ffi::c_void, ptr::null_mut};
 
-use gantry_remoting::apis::opencl::codes;
+use remoting_proto::apis::opencl::codes;
 
 use crate::{
     abi::{code, set},

@@ -22,7 +22,7 @@ use std::{
 
 use base::lock::{Unpoisoned, UnpoisonedRw};
 use gantry_client::stage::HostRegion;
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             Marker, SetArgument, StageId, SvmAlloc, SvmCopy, SvmFill, SvmFree, SvmMigrate,
@@ -739,7 +739,7 @@ pub extern "C" fn clSetKernelExecInfo(
 
 #[cfg(test)]
 mod tests {
-    use gantry_remoting::link::window::{self, Window};
+    use remoting_transport::window::{self, Window};
 
     use super::*;
 

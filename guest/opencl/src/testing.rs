@@ -15,14 +15,14 @@ use std::{
 
 use base::Unpoisoned;
 use gantry_remoting::{
-    apis::opencl::codes,
     backends::opencl::{OpenClBackend, driver::Api},
-    link::gate::{Delegate, Failed},
     session::{
         passive::{Offer, Passive},
         quota::Quota,
     },
 };
+use remoting_proto::apis::opencl::codes;
+use remoting_transport::gate::{Delegate, Failed};
 
 use crate::{
     context,

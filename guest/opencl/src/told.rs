@@ -7,7 +7,7 @@
 use std::{collections::BTreeMap, sync::Mutex};
 
 use base::Unpoisoned;
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::calls::{Answered, CompareDevices, DeviceId, Target},
     wire::Blob,
 };

@@ -9,7 +9,7 @@ use gantry_client::{
     copy_threads::{self, Reader},
     stage::HostRegion,
 };
-use gantry_remoting::apis::opencl::{
+use remoting_proto::apis::opencl::{
     calls::{
         BufferRect, ImageRect, ReadBuffer, StageId, SvmRead, SvmWrite, Unstage, WindowRange,
         WriteBuffer,

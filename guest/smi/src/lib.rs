@@ -14,13 +14,13 @@ use std::{fmt::Write as _, io, path::PathBuf};
 
 use base::{gpus::Name, paths::CUDA_LIBRARIES};
 use clap::Parser;
+use facts::Facts;
+use fields::{Field, Format};
 use gantry_nvml::driver::Driver;
 use libloading::Library;
 use manual::Manual;
 
 pub use error::Error;
-use facts::Facts;
-use fields::{Field, Format};
 
 /// The driver.
 const DRIVER: &str = "libcuda.so.1";

@@ -9,7 +9,7 @@ use std::{
 };
 
 use base::{Unpoisoned, note, socket};
-use gantry_remoting::apis::nvidia::{PAGE, PageAnswer, PageRequest};
+use remoting_proto::apis::nvidia::{PAGE, PageAnswer, PageRequest};
 
 /// Places begin at multiples of this, so that no doorbells of two programs share a large page of the driver's.
 const UNIT: u64 = 64 << 10;

@@ -1,7 +1,7 @@
 //! The guest of a virtual machine, whose programs are served through the machine's accelerator port.
 //!
 //! The machine hands over the port's window and its two eventfds. The guest's agent carries what its programs ask for
-//! over rings in the window, as [`gantry_remoting::apis::nvidia`] says. Each program has a session, with a thread of its
+//! over rings in the window, as [`remoting_proto::apis::nvidia`] says. Each program has a session, with a thread of its
 //! own. The worker serves this guest alone, and its process ends with the machine's connection: nothing outlives that.
 
 use std::{
@@ -22,24 +22,24 @@ use std::{
 };
 
 use base::{Unpoisoned, note, socket};
-use gantry_remoting::{
-    account::Account,
+use nvidia_abi::wire::{HEADER, MOST};
+use remoting_proto::{
     apis::nvidia::{SPOKEN, to_agent, to_worker},
-    link::{
-        bell::Bell,
-        endpoint::{Gone, Receiver, Sender, Spin},
-        port_bell::{Events as Bells, Waker},
-        ring::{Consumer, Producer},
-        sync::AtomicU32,
-        window::{self, CLIENT_HELLO, REPLY, RING, Window},
-    },
     port::{ATTACHMENT, Attachment, NoAttachment, READY, REFUSED},
     wire::{
         frame::{Flags, Header},
         hello::{self, Form, Hello, Refused},
     },
 };
-use nvidia_abi::wire::{HEADER, MOST};
+use remoting_transport::{
+    account::Account,
+    bell::Bell,
+    endpoint::{Gone, Receiver, Sender, Spin},
+    port_bell::{Events as Bells, Waker},
+    ring::{Consumer, Producer},
+    sync::AtomicU32,
+    window::{self, CLIENT_HELLO, REPLY, RING, Window},
+};
 
 use crate::{
     bar::{Bar, Place},

@@ -9,8 +9,8 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use gantry_remoting::account as port;
 use nvidia_abi::Call;
+use remoting_transport::account as port;
 
 use crate::{
     call::VIDEO,

@@ -18,8 +18,8 @@ use base::{
     note,
     socket::{self, has_unread},
 };
-use gantry_remoting::account as port;
 use nvidia_abi::Branch;
+use remoting_transport::account as port;
 use rustix::{
     io::Errno,
     net::{Shutdown, SocketFlags, accept_with, shutdown},

@@ -23,23 +23,23 @@ use gantry_nvidia::{
     server::Worker,
     stand_in::{HANGS, StandIn},
 };
-use gantry_remoting::{
-    account::Account,
+use nvidia_abi::wire::{Answer, DEVICE, Operation, Request, VERSION};
+use remoting_proto::{
     apis::nvidia::{PageAnswer, PageRequest, SPOKEN, to_agent, to_worker},
-    link::{
-        bell::Bell,
-        endpoint::{Receiver, Sender},
-        ring::{Consumer, Producer},
-        sync::{AtomicU32, Ordering},
-        window::{self, RING, Window},
-    },
     port::{Attachment, READY},
     wire::{
         frame::{Flags, Header},
         hello::{self, Form, Hello},
     },
 };
-use nvidia_abi::wire::{Answer, DEVICE, Operation, Request, VERSION};
+use remoting_transport::{
+    account::Account,
+    bell::Bell,
+    endpoint::{Receiver, Sender},
+    ring::{Consumer, Producer},
+    sync::{AtomicU32, Ordering},
+    window::{self, RING, Window},
+};
 
 /// Bytes of the window.
 const WINDOW: u64 = 16 << 20;
@@ -676,11 +676,11 @@ fn a_machine_of_another_build_or_for_some_devices_is_refused() {
         "and the agent the machine's"
     );
     let (_, said) = Machine::attach(&pool, |attachment| attachment.device = "H200".to_owned());
-    assert_eq!(said, [gantry_remoting::port::REFUSED]);
+    assert_eq!(said, [remoting_proto::port::REFUSED]);
     let connection = pool.connect();
     (&connection).write_all(&[7; 300]).expect("it listens");
     let mut said = Vec::new();
     let _ = (&connection).read_to_end(&mut said);
-    assert_eq!(said, [gantry_remoting::port::REFUSED]);
+    assert_eq!(said, [remoting_proto::port::REFUSED]);
     assert!(connection.as_raw_fd() >= 0);
 }

@@ -1,5 +1,4 @@
 //! Executes calls, for each accelerator API.
 
-#[cfg(feature = "server")]
 pub mod cuda;
 pub mod opencl;

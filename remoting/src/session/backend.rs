@@ -6,6 +6,8 @@
 
 use std::{fmt::Debug, hash::Hash, sync::Arc};
 
+use remoting_proto::wire::{Api, Header, messages::EventId};
+
 use super::{
     checkpoint::Busy,
     image::{Contents, Immovable, Writer},
@@ -13,7 +15,6 @@ use super::{
     precopy::Copying,
     server::{Error, Session},
 };
-use crate::wire::{Api, Header, messages::EventId};
 
 /// Progress of the work behind a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,6 +26,8 @@ use std::{
 };
 
 use base::memory::Steps;
+use remoting_proto::wire::{Blob, Header, messages::WindowRange};
+use remoting_transport::{endpoint::Receiver, port_bell::Waker, window::Slice};
 
 use super::{
     backend::Backend,
@@ -35,10 +37,6 @@ use super::{
     precopy::Asker,
     server::{Error, Session},
     work::Making,
-};
-use crate::{
-    link::{endpoint::Receiver, port_bell::Waker, window::Slice},
-    wire::{Blob, Header, messages::WindowRange},
 };
 
 /// Maximum wait for outstanding work, in milliseconds.

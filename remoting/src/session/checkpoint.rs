@@ -19,6 +19,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use remoting_proto::wire::{
+    Blob, Header,
+    codec::wire,
+    messages::{EventId, StageId},
+};
+use remoting_transport::{endpoint::Receiver, port_bell::Waker, window::Slice};
+
 use super::{
     backend::{Backend, Fences, Progress},
     image::{Contents, Immovable, Writer},
@@ -26,14 +33,6 @@ use super::{
     postcopy::{Fetch, Remaining},
     precopy::{Asker, said},
     server::{Error, Session, Wait},
-};
-use crate::{
-    link::{endpoint::Receiver, port_bell::Waker, window::Slice},
-    wire::{
-        Blob, Header,
-        codec::wire,
-        messages::{EventId, StageId},
-    },
 };
 
 /// Polling interval of a draining session.
@@ -407,7 +406,7 @@ impl<B: Backend> Session<B> {
         if core.read >= MOST_LINES || core.written >= MOST_LINES {
             return Err(Immovable::Wrong("rings that have passed on too much"));
         }
-        if core.partial.0.len() > crate::wire::frame::LARGEST {
+        if core.partial.0.len() > remoting_proto::wire::frame::LARGEST {
             return Err(Immovable::Wrong("a message that is too long"));
         }
         for wait in core.waits {

@@ -5,19 +5,18 @@
 
 use std::collections::VecDeque;
 
+use remoting_proto::wire::{Api, Header};
+use remoting_transport::{
+    bell::Bell,
+    endpoint::{Gone, Receiver, Sender},
+    port_bell::Waker,
+    ring::Lines,
+    window::Slice,
+};
+
 use super::{
     backend::Backend,
     server::{Error, Session},
-};
-use crate::{
-    link::{
-        bell::Bell,
-        endpoint::{Gone, Receiver, Sender},
-        port_bell::Waker,
-        ring::Lines,
-        window::Slice,
-    },
-    wire::{Api, Header},
 };
 
 /// The CPU that executes calls.

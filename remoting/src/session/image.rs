@@ -12,15 +12,13 @@
 use std::{fs::File, io, os::unix::fs::FileExt};
 
 use base::memory::{self, Spare, Steps};
-
-pub use crate::link::control::image as create;
-use crate::{
-    link::endpoint::Gone,
-    wire::{
-        Api, Malformed, Wire,
-        codec::{Reader, named, with},
-    },
+use remoting_proto::wire::{
+    Api, Malformed, Wire,
+    codec::{Reader, named, with},
 };
+use remoting_transport::endpoint::Gone;
+
+pub use remoting_transport::control::image as create;
 
 /// The first bytes of an image.
 const MAGIC: [u8; 8] = *b"GANTRYWS";
@@ -248,10 +246,9 @@ impl Contents {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use super::*;
-    use crate::{apis::opencl::OpenCl, wire::Blob};
+    use remoting_proto::{apis::opencl::OpenCl, wire::Blob};
 
     fn image() -> File {
         let file = create().unwrap();

@@ -2,8 +2,7 @@
 
 use std::cell::Cell;
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             self, Call, ContextId, CreateContext, CreateQueue, CreateUserEvent, DeviceId, EventId,
@@ -11,19 +10,21 @@ use crate::{
         },
         codes,
     },
-    backends::opencl::{
-        Server,
-        driver::api::Handle,
-        testing::{self, BELL},
-    },
-    link::{
-        bell::Futex,
-        endpoint::{Receiver, Sender},
-        port_bell::Waker,
-        ring::{Consumer, Producer},
-        window::Slice,
-    },
     wire::{Flags, Header, Wire},
+};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::{Receiver, Sender},
+    port_bell::Waker,
+    ring::{Consumer, Producer},
+    window::Slice,
+};
+
+use super::*;
+use crate::backends::opencl::{
+    Server,
+    driver::api::Handle,
+    testing::{self, BELL},
 };
 
 fn known(commands: std::ops::Range<Handle>, in_order: bool) -> Known<Handle> {

@@ -30,4 +30,4 @@ pub mod server;
 pub mod sharing;
 pub mod table;
 pub(crate) mod watch;
-pub(crate) mod work;
+pub mod work;

@@ -8,12 +8,11 @@ use std::{
     },
 };
 
+use remoting_proto::wire::Header;
+use remoting_transport::{bell::Bell, port_bell::Waker, ring::Lines, window::Slice};
+use remoting_turns::message::OtherArbiter;
+
 use super::{checkpoint::Ordered, image::Immovable};
-use crate::{
-    link::{bell::Bell, port_bell::Waker, ring::Lines, window::Slice},
-    turns::message::OtherArbiter,
-    wire::Header,
-};
 
 /// Something that happened outside the serving thread.
 #[derive(Debug)]

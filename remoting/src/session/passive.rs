@@ -1,5 +1,5 @@
 //! A worker without a thread of its own: it runs only while an application lends its CPU
-//! ([`gate`](crate::link::gate)).
+//! ([`gate`](remoting_transport::gate)).
 //!
 //! # Which drivers work in passive mode
 //!
@@ -32,23 +32,22 @@
 
 use std::{ptr::NonNull, sync::Arc, time::Duration};
 
+use remoting_proto::wire::{
+    api::Spoken,
+    hello::{Form, Hello},
+};
+use remoting_transport::{
+    endpoint::Receiver,
+    gate,
+    port_bell::Waker,
+    window::{Slice, Window},
+};
+
 use super::{
     backend::Backend,
     drain::{Cpu, Drained},
     quota::Quota,
     server::{Nudge, Session, Tuning},
-};
-use crate::{
-    link::{
-        endpoint::Receiver,
-        gate,
-        port_bell::Waker,
-        window::{Slice, Window},
-    },
-    wire::{
-        api::Spoken,
-        hello::{Form, Hello},
-    },
 };
 
 /// The parts of a worker for an application that has not connected yet.
@@ -202,10 +201,9 @@ impl<B: Backend> Passive<B> {
 
 /// Logs once why the application is not served from now on.
 fn not_served(why: &dyn std::fmt::Display) {
-    crate::note!("gantry-accel: the application behind the gate is not served: {why}");
+    base::note!("gantry-accel: the application behind the gate is not served: {why}");
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "passive_tests.rs"]
 mod tests;

@@ -7,8 +7,7 @@ use std::{
     time::Duration,
 };
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         OpenCl,
         calls::{
@@ -19,18 +18,20 @@ use crate::{
         },
         codes,
     },
-    backends::opencl::{
-        OpenClBackend,
-        driver::{Api, adder},
-        handlers,
-    },
-    link::{
-        endpoint::Sender,
-        gate::{Delegate, Failed, Gate},
-        port_bell::Doorbell,
-        ring::{Consumer, Producer},
-    },
     wire::{Blob, Flags, Header, Wire},
+};
+use remoting_transport::{
+    endpoint::Sender,
+    gate::{Delegate, Failed, Gate},
+    port_bell::Doorbell,
+    ring::{Consumer, Producer},
+};
+
+use super::*;
+use crate::backends::opencl::{
+    OpenClBackend,
+    driver::{Api, adder},
+    handlers,
 };
 
 const SIZE: usize = 1 << 20;
@@ -157,7 +158,11 @@ impl Client {
         }
     }
 
-    fn send<C: Call>(&mut self, call: &C, flags: Flags) -> Result<(), crate::link::endpoint::Gone> {
+    fn send<C: Call>(
+        &mut self,
+        call: &C,
+        flags: Flags,
+    ) -> Result<(), remoting_transport::endpoint::Gone> {
         let mut bytes = Vec::new();
         call.put(&mut bytes);
         self.sequence += 1;

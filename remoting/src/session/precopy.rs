@@ -14,15 +14,14 @@
 
 use std::{fs::File, sync::Arc, thread};
 
+use remoting_proto::wire::Blob;
+use remoting_transport::{endpoint::Receiver, port_bell::Waker, window::Slice};
+
 use super::{
     backend::Backend,
     checkpoint::{Ordered, Tell},
     image::{Contents, Immovable, Writer},
     server::Session,
-};
-use crate::{
-    link::{endpoint::Receiver, port_bell::Waker, window::Slice},
-    wire::Blob,
 };
 
 /// Who moves an application.

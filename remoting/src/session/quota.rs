@@ -8,7 +8,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU64, Ordering},
 };
 
-use crate::account::Account;
+use remoting_transport::account::Account;
 
 /// The application's remaining device memory is too small.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]

@@ -7,6 +7,19 @@ use std::{
     time::{Duration, Instant},
 };
 
+use remoting_proto::wire::{
+    Api, Blob, Flags, Header, Malformed, Wire, frame,
+    messages::{ANSWER, CALLBACK, PRINTED, RELEASED, REPORT, StageId},
+};
+use remoting_transport::{
+    bell::Bell,
+    endpoint::{Gone, Receiver, STAY, Sender, Spin},
+    port_bell::Waker,
+    ring::{Consumer, Lines, Producer},
+    window::{Slice, Window},
+};
+use remoting_turns::message::OtherArbiter;
+
 use super::{
     backend::{Backend, FenceOf, Fences, Progress, RequestOf},
     carry::Carried,
@@ -20,20 +33,6 @@ use super::{
     sharing::Sharing,
     watch::Watch,
     work::Making,
-};
-use crate::{
-    link::{
-        bell::Bell,
-        endpoint::{Gone, Receiver, STAY, Sender, Spin},
-        port_bell::Waker,
-        ring::{Consumer, Lines, Producer},
-        window::{Slice, Window},
-    },
-    turns::message::OtherArbiter,
-    wire::{
-        Api, Blob, Flags, Header, Malformed, Wire, frame,
-        messages::{ANSWER, CALLBACK, PRINTED, RELEASED, REPORT, StageId},
-    },
 };
 
 /// After a wait of this length, the serving thread is no longer held up by the driver's waits: it
@@ -120,7 +119,8 @@ pub struct Session<B: Backend> {
     /// The application's objects, and the driver that has them.
     pub(crate) backend: B,
     pub(crate) window: Arc<Window>,
-    pub(crate) board: Arc<Board<B::Notice>>,
+    /// What other threads tell the serving thread.
+    pub board: Arc<Board<B::Notice>>,
     /// Events that the client has not decided yet: commands may wait for what it does next.
     pub(crate) undecided: usize,
     /// Callbacks of the client that the driver has not called yet.
@@ -577,7 +577,7 @@ impl<B: Backend> Session<B> {
             self.watch = started
                 .inspect_err(|error| {
                     // The bell's patience bounds the wait.
-                    crate::note!(
+                    base::note!(
                         "gantry-accel: cannot start a thread that waits for commands ({error}): \
                          their ends are noticed late"
                     );

@@ -15,21 +15,20 @@ use std::{
     time::Duration,
 };
 
+use remoting_proto::wire::{
+    Api, Flags, Header,
+    api::{Cost, RequestClass},
+};
+use remoting_turns::{
+    Moment,
+    message::Join,
+    worker::{News, Turns},
+};
+
 use super::{
     backend::{Backend, FenceOf, Fences, Progress, RequestOf},
     notice::Notice,
     server::{Error, LONG_FOR_OTHERS, Session},
-};
-use crate::{
-    turns::{
-        Moment,
-        message::Join,
-        worker::{News, Turns},
-    },
-    wire::{
-        Api, Flags, Header,
-        api::{Cost, RequestClass},
-    },
 };
 
 /// The most calls that are kept: enough for what applications have in flight, as those behind are
@@ -202,7 +201,7 @@ impl<B: Backend> Session<B> {
             board.leave(match news {
                 News::Look => Notice::Wake,
                 News::Apart(other) => Notice::Apart(other),
-                News::HangsUp(why) => return crate::note!("gantry-accel: {why}"),
+                News::HangsUp(why) => return base::note!("gantry-accel: {why}"),
             });
         };
         self.sharing.turns = Some(Turns::start(control, join, tell)?);
@@ -490,6 +489,5 @@ impl<B: Backend> Session<B> {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "sharing_tests.rs"]
 mod tests;

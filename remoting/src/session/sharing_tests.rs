@@ -6,10 +6,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering},
 };
 
-use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
-
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         OpenCl,
         calls::{
@@ -18,24 +15,27 @@ use crate::{
             ProgramOrigin, QueueId, ReleaseEvent, Request, SetUserEventStatus, WaitForEvents,
         },
     },
-    backends::opencl::{
-        Server,
-        driver::{Api, api::Handle},
-        testing::{self, BELL},
-    },
-    link::{
-        alarm::Alarm,
-        bell::{Bell, Futex},
-        endpoint::{Receiver, Sender},
-        port_bell::{Events, Waker},
-        ring::{Consumer, Lines, Producer},
-        window::{Slice, Window},
-    },
-    turns::{
-        fake::{self, Fake},
-        message,
-    },
     wire::{Api as _, Blob},
+};
+use remoting_transport::{
+    alarm::Alarm,
+    bell::{Bell, Futex},
+    endpoint::{Receiver, Sender},
+    port_bell::{Events, Waker},
+    ring::{Consumer, Lines, Producer},
+    window::{Slice, Window},
+};
+use remoting_turns::{
+    fake::{self, Fake},
+    message,
+};
+use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
+
+use super::*;
+use crate::backends::opencl::{
+    Server,
+    driver::{Api, api::Handle},
+    testing::{self, BELL},
 };
 
 const QUEUE: QueueId = QueueId(0);

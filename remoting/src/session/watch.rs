@@ -126,7 +126,6 @@ fn watch<D: Fences>(driver: &D, wake: impl Fn(), orders: &mpsc::Receiver<Order<D
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use super::*;
 

@@ -2,17 +2,19 @@
 
 use std::time::{Duration, Instant};
 
+use remoting_proto::wire::messages::WORKS;
+use remoting_transport::endpoint::Gone;
+
 use super::{backend::Backend, server::Session};
-use crate::{link::endpoint::Gone, wire::messages::WORKS};
 
 /// How often who waits for a state is told that it is being made.
-pub(crate) const TOLD: Duration = Duration::from_secs(1);
+pub const TOLD: Duration = Duration::from_secs(1);
 /// The part of that time for which the worker has to have had a processor: threads that look for something now and then
 /// have less.
-pub(crate) const BUSY: u32 = 100;
+pub const BUSY: u32 = 100;
 
 /// What this process and those that it has started and waited for have had.
-pub(crate) fn processor_time() -> Duration {
+pub fn processor_time() -> Duration {
     let of = |which| {
         // SAFETY: all zeroes are a valid value, which outlives the call.
         let usage = unsafe {
@@ -71,6 +73,5 @@ impl<B: Backend> Session<B> {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "work_tests.rs"]
 mod tests;

@@ -1,10 +1,11 @@
 //! Whether a worker is at work, as its client hears.
 
+use remoting_proto::apis::opencl::calls::{ContextId, CreateContext, DeviceId, Request};
+use remoting_transport::ring::Consumer;
+
 use super::*;
 use crate::{
-    apis::opencl::calls::{ContextId, CreateContext, DeviceId, Request},
     backends::opencl::testing,
-    link::ring::Consumer,
     session::image::{self, Immovable, Writer},
 };
 

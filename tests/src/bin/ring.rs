@@ -6,8 +6,8 @@
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use anyhow::{Context, Result, bail};
-use gantry_remoting::wire::api::ApiId;
 use gantry_tests::ring::{Options, check, programs, run};
+use remoting_proto::wire::api::ApiId;
 
 /// Command line options.
 #[derive(Default)]

@@ -30,14 +30,14 @@ use std::{
 use anyhow::{Result, bail};
 use base::Unpoisoned;
 
-pub use images::{Binaries, Images};
-pub use l1::{Board, L1, Line};
-pub use packages::Cache;
-
 use crate::{
     report::{Outcome, Report},
     scenarios::{self, Scenario},
 };
+
+pub use images::{Binaries, Images};
+pub use l1::{Board, L1, Line};
+pub use packages::Cache;
 
 /// Maximum silence of L1: the runner ends a scenario that takes longer than 480 s.
 const SILENCE: Duration = Duration::from_secs(510);

@@ -8,12 +8,12 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_remoting::{
+use gantry_ring_client::{Surroundings, cuda, opencl};
+use remoting_proto::{
     apis::{cuda::Cuda, opencl::OpenCl},
-    link::{bell::Futex, socket, window::Window},
     wire::{Api, api::ApiId, hello::Hello},
 };
-use gantry_ring_client::{Surroundings, cuda, opencl};
+use remoting_transport::{bell::Futex, socket, window::Window};
 
 use super::{Figure, Report, now};
 

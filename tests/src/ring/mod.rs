@@ -23,8 +23,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_remoting::wire::api::ApiId;
 use gantry_ring_client::{COUNTED, cuda, desk::Orders, opencl};
+use remoting_proto::wire::api::ApiId;
 
 use crate::programs::Programs;
 

@@ -5,6 +5,17 @@ use std::{arch::x86_64::_rdtsc, fmt, ptr::NonNull, rc::Rc, sync::Arc, time::Dura
 
 use anyhow::{Context, Result, anyhow, ensure};
 use gantry_remoting::{
+    backends::opencl::{
+        OpenClBackend,
+        driver::adder,
+        handlers::{self, Handler, Surroundings},
+    },
+    session::{
+        passive::{Offer, Passive},
+        quota::Quota,
+    },
+};
+use remoting_proto::{
     apis::opencl::{
         OpenCl,
         calls::{
@@ -14,23 +25,14 @@ use gantry_remoting::{
             SvmRead, SvmWrite, Value, WindowRange, WriteBuffer,
         },
     },
-    backends::opencl::{
-        OpenClBackend,
-        driver::adder,
-        handlers::{self, Handler, Surroundings},
-    },
-    link::{
-        endpoint::{Receiver, Sender},
-        gate::{Delegate, Failed, Gate},
-        port_bell::Doorbell,
-        ring::{Consumer, Producer},
-        window::{Slice, Window},
-    },
-    session::{
-        passive::{Offer, Passive},
-        quota::Quota,
-    },
     wire::{Blob, Flags, Header, Wire},
+};
+use remoting_transport::{
+    endpoint::{Receiver, Sender},
+    gate::{Delegate, Failed, Gate},
+    port_bell::Doorbell,
+    ring::{Consumer, Producer},
+    window::{Slice, Window},
 };
 use vmfunc_gate::guest::{self, Client, Failure};
 

@@ -9,13 +9,13 @@ use std::{
     sync::mpsc::{self, Receiver, Sender},
 };
 
-use gantry_remoting::{
-    link::{
-        control::{self, Command as Ask, Reply},
-        socket,
-    },
+use remoting_proto::{
     port::{ATTACHMENT, Attachment, DEVICE, READY, VENDOR, registers},
     wire::Blob,
+};
+use remoting_transport::{
+    control::{self, Command as Ask, Reply},
+    socket,
 };
 
 use super::*;

@@ -3,7 +3,7 @@
 use std::{io::Read as _, os::fd::AsFd};
 
 use base::Patience;
-use gantry_remoting::link::control::{Fetch, LONG, NotMoved, Peer};
+use remoting_transport::control::{Fetch, LONG, NotMoved, Peer};
 
 use super::*;
 

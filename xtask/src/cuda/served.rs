@@ -23,9 +23,12 @@ fn defined(line: &str) -> Option<&str> {
 /// The driver's symbols that are implemented by hand or forwarded, as guest/cuda/build.rs finds
 /// them.
 fn driver() -> Result<HashSet<String>> {
-    let mut all: HashSet<_> = quoted(&root().join("remoting/src/apis/cuda/forwarded.rs"), "cu")?
-        .into_iter()
-        .collect();
+    let mut all: HashSet<_> = quoted(
+        &root().join("remoting/proto/src/apis/cuda/forwarded.rs"),
+        "cu",
+    )?
+    .into_iter()
+    .collect();
     for entry in fs::read_dir(root().join("guest/cuda/src"))? {
         let text = fs::read_to_string(entry?.path())?;
         let names = text.lines().filter_map(defined);

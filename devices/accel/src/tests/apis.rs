@@ -36,7 +36,7 @@ fn each_application_gets_a_worker_for_the_api_that_it_calls() {
         assert_eq!(attachment.api, api);
         assert_eq!(
             attachment.version,
-            gantry_remoting::apis::spoken(api).version
+            remoting_proto::apis::spoken(api).version
         );
         // Too late: workers that take over the application are told the earlier API.
         rig.write(registers::SLICE_API + 4 * slice, 99);

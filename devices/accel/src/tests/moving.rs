@@ -14,10 +14,8 @@ use std::{
 };
 
 use base::{Cancel, Patience};
-use gantry_remoting::{
-    link::control::{self, Command as Ask, LONG, Reply},
-    wire::Blob,
-};
+use remoting_proto::wire::Blob;
+use remoting_transport::control::{self, Command as Ask, LONG, Reply};
 
 use super::{
     super::{

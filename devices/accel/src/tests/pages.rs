@@ -7,7 +7,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use gantry_remoting::apis::nvidia::{PAGE, PageAnswer, PageRequest};
+use remoting_proto::apis::nvidia::{PAGE, PageAnswer, PageRequest};
 
 use super::*;
 

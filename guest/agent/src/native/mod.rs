@@ -36,9 +36,9 @@ use std::{
 };
 
 use base::limits::Limit;
+use relay::Relay;
 
 use crate::port::Port;
-use relay::Relay;
 
 /// The port for native contexts that is served, in a thread of its own.
 pub struct Served {

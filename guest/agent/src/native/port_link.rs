@@ -11,20 +11,20 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::nvidia,
-    link::{
-        alarm::Alarm,
-        endpoint::{Gone, Receiver, Sender, Spin},
-        port_bell::{Doorbell, DoorbellPage, Naps},
-        ring::{Consumer, Lines, Producer},
-        window::{SMALLEST, Slice, Window},
-    },
     port::State,
     wire::{
         Flags, Header,
         hello::{self, Form, Hello},
     },
+};
+use remoting_transport::{
+    alarm::Alarm,
+    endpoint::{Gone, Receiver, Sender, Spin},
+    port_bell::{Doorbell, DoorbellPage, Naps},
+    ring::{Consumer, Lines, Producer},
+    window::{SMALLEST, Slice, Window},
 };
 
 use super::{caching, programs::Programs};

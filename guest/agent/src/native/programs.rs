@@ -19,12 +19,12 @@ use base::{
     event::Event,
     socket::{self, cookie, has_unread},
 };
-use gantry_remoting::{
+use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN};
+use remoting_proto::{
     apis::nvidia::{to_agent, to_worker},
-    link::closer::Closer,
     wire::Header,
 };
-use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN};
+use remoting_transport::closer::Closer;
 
 use super::{
     process::Process,

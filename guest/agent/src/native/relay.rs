@@ -8,7 +8,7 @@ use std::{
 };
 
 use base::limits::Limit;
-use gantry_remoting::{
+use remoting_proto::{
     apis::nvidia::{self, to_worker},
     port::State,
     wire::hello::{Form, Hello},
@@ -322,7 +322,7 @@ impl<P: OneSlice> Relay<P> {
                         let why = self.port.reply().ok().and_then(|reply| {
                             let refused = Hello::check(&reply, &[nvidia::SPOKEN]).err()?;
                             reply
-                                .starts_with(&gantry_remoting::wire::hello::MAGIC)
+                                .starts_with(&remoting_proto::wire::hello::MAGIC)
                                 .then_some(refused)
                         });
                         self.end(&why.map_or_else(

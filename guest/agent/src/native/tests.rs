@@ -21,21 +21,21 @@ use std::{
 };
 
 use base::{Access, Mapping, Unpoisoned, event::Event, socket};
-use gantry_remoting::{
+use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN, VERSION};
+use remoting_proto::{
     apis::nvidia::{self, to_agent, to_worker},
-    link::{
-        endpoint::{Receiver, Sender},
-        port_bell::{Events, Waker},
-        ring::{Consumer, Producer},
-        window::{RING, SMALLEST, Slice, Window, create},
-    },
     port::State,
     wire::{
         Flags, Header,
         hello::{self, Form, Hello},
     },
 };
-use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN, VERSION};
+use remoting_transport::{
+    endpoint::{Receiver, Sender},
+    port_bell::{Events, Waker},
+    ring::{Consumer, Producer},
+    window::{RING, SMALLEST, Slice, Window, create},
+};
 
 use super::{port_link::OneSlice, programs::MOST_PROGRAMS, relay::Relay};
 

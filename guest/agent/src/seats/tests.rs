@@ -9,10 +9,8 @@ use std::{
     thread,
 };
 
-use gantry_remoting::{
-    apis::{cuda::Cuda, opencl::OpenCl},
-    link::order::ORDER,
-};
+use remoting_proto::apis::{cuda::Cuda, opencl::OpenCl};
+use remoting_transport::order::ORDER;
 
 use super::*;
 

@@ -10,7 +10,7 @@ use std::{
     thread,
 };
 
-use gantry_remoting::apis::{cuda::Cuda, opencl::OpenCl};
+use remoting_proto::apis::{cuda::Cuda, opencl::OpenCl};
 
 use super::*;
 

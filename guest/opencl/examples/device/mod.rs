@@ -10,13 +10,11 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::{
-    apis::opencl::codes,
-    backends::opencl::driver::{
-        Api,
-        api::{ContextCallback, Handle},
-    },
+use gantry_remoting::backends::opencl::driver::{
+    Api,
+    api::{ContextCallback, Handle},
 };
+use remoting_proto::apis::opencl::codes;
 
 /// Calls the driver.
 macro_rules! cl {

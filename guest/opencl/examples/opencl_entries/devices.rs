@@ -6,7 +6,8 @@ use std::{
     thread,
 };
 
-use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle};
+use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_proto::apis::opencl::codes;
 
 use super::{Part, device::check, device::cl, more::more};
 

@@ -5,7 +5,8 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::{apis::opencl::codes, backends::opencl::driver::api::Handle};
+use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_proto::apis::opencl::codes;
 
 use super::{Part, device::check, device::cl, more::more};
 

@@ -113,7 +113,7 @@ impl Part {
             self.device.api,
             clCreateBuffer(
                 context,
-                gantry_remoting::apis::opencl::codes::MEM_COPY_HOST_PTR,
+                remoting_proto::apis::opencl::codes::MEM_COPY_HOST_PTR,
                 size_of_val(numbers),
                 numbers.as_ptr().cast_mut().cast(),
                 &raw mut code

@@ -3,6 +3,11 @@
 use std::{ptr::null_mut, sync::Arc};
 
 use cuda_definition::driver::types::{CUmemoryPool, CUpointer_attribute, CUstream};
+use remoting_proto::apis::cuda::{
+    Kind,
+    calls::{Allocate, AllocatePitch, Free, Pin, Source},
+    codes,
+};
 
 use super::{
     Server,
@@ -11,14 +16,7 @@ use super::{
     memory::Stretch,
     nodes::MOST,
 };
-use crate::{
-    apis::cuda::{
-        Kind,
-        calls::{Allocate, AllocatePitch, Free, Pin, Source},
-        codes,
-    },
-    session::quota::Charge,
-};
+use crate::session::quota::Charge;
 
 impl Server {
     /// Looks up a stream for an allocation or free in stream order. Also returns the graph into

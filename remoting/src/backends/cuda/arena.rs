@@ -8,7 +8,7 @@
 
 use std::{io, ops::Range};
 
-use crate::apis::cuda::WINDOW as WINDOW_START;
+use remoting_proto::apis::cuda::WINDOW as WINDOW_START;
 
 /// The range that stays free besides the low addresses.
 pub const ARENA: Range<u64> = 0x2000_0000_0000..0x3000_0000_0000;
@@ -88,7 +88,7 @@ pub fn fill() -> io::Result<()> {
     Ok(())
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -8,6 +8,19 @@ use std::{
 
 use base::gpus::Choice;
 use cuda_definition::driver::types::CUstream;
+use remoting_proto::{
+    apis::cuda::{
+        Cuda, Kind, LEGACY,
+        calls::{Request, Source},
+        codes,
+    },
+    wire::{
+        Api as _, Flags, Header,
+        api::Cost,
+        messages::{EventId, StageId},
+    },
+};
+use remoting_transport::endpoint::Gone;
 
 use super::{
     backlog::{Backlog, entries},
@@ -30,23 +43,10 @@ use super::{
     user_objects::UserObjects,
     waiting::PutOff,
 };
-use crate::{
-    apis::cuda::{
-        Cuda, Kind, LEGACY,
-        calls::{Request, Source},
-        codes,
-    },
-    link::endpoint::Gone,
-    session::{
-        backend::{Backend, Fences, QueueKey},
-        limit,
-        server::{Error, Session},
-    },
-    wire::{
-        Api as _, Flags, Header,
-        api::Cost,
-        messages::{EventId, StageId},
-    },
+use crate::session::{
+    backend::{Backend, Fences, QueueKey},
+    limit,
+    server::{Error, Session},
 };
 
 /// The CUDA objects of one application, and the driver that owns them.
@@ -121,7 +121,7 @@ impl CudaBackend {
     /// Offers these devices of the driver, in the choice's order. Where it does not fit, none, and the log says why.
     pub fn new(api: Arc<Api>, choice: &Choice) -> Self {
         let devices = super::start::devices(&api, choice).unwrap_or_else(|error| {
-            crate::note!("gantry-accel: an application is offered no device: {error}");
+            base::note!("gantry-accel: an application is offered no device: {error}");
             Vec::new()
         });
         Self {

@@ -7,8 +7,10 @@
 
 use std::collections::HashMap;
 
+use remoting_proto::apis::cuda::calls::Request;
+
 use super::{Server, driver::Api, fences::Fence};
-use crate::{apis::cuda::calls::Request, session::backend::Fences};
+use crate::session::backend::Fences;
 
 /// How many entries of a stream have a fence behind them.
 const STEP: u32 = 32;

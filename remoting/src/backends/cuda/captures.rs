@@ -6,18 +6,18 @@
 use std::{collections::HashMap, ptr::null_mut};
 
 use cuda_definition::driver::types::{CUgraphEdgeData, CUstream, CUstreamCaptureStatus as Status};
-
-use super::{
-    Server,
-    driver::{cu, outcome},
-};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{CaptureInfo, Captured},
         codes,
     },
     wire::Blob,
+};
+
+use super::{
+    Server,
+    driver::{cu, outcome},
 };
 
 /// Maximum number of nodes that the next captured node depends on.

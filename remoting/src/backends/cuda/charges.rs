@@ -13,12 +13,10 @@ use std::{
 };
 
 use cuda_definition::driver::types::{CUgraphMem_attribute, CUmemPool_attribute, CUmemoryPool};
+use remoting_proto::apis::cuda::{Kind, codes};
 
 use super::{Server, driver::cu, fences::Fence};
-use crate::{
-    apis::cuda::{Kind, codes},
-    session::{backend::Fences, quota::Charge},
-};
+use crate::session::{backend::Fences, quota::Charge};
 
 /// Maximum time for which an allocation that exceeds the quota waits for memory that is about to be freed. No other
 /// thread of the client is served meanwhile.
@@ -238,7 +236,7 @@ impl Kept {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
     use crate::session::quota::Quota;

@@ -3,20 +3,20 @@
 use std::{ops::ControlFlow, ptr::null_mut};
 
 use cuda_definition::driver::types::{CUDA_MEMCPY2D, CUmemorytype, CUstream};
+use remoting_proto::{
+    apis::cuda::{
+        calls::{Copy, CopyRows, Fill, Read, Write},
+        codes,
+    },
+    wire::{Header, messages::WindowRange},
+};
+use remoting_transport::endpoint::Gone;
 
 use super::{
     Server,
     backend::Submitted,
     cover::Extent,
     driver::{cu, outcome},
-};
-use crate::{
-    apis::cuda::{
-        calls::{Copy, CopyRows, Fill, Read, Write},
-        codes,
-    },
-    link::endpoint::Gone,
-    wire::{Header, messages::WindowRange},
 };
 
 /// Bytes from the start of the first row to the end of the last.
@@ -199,7 +199,7 @@ impl Server {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

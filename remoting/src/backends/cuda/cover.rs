@@ -6,8 +6,10 @@
 
 use std::{collections::BTreeMap, ffi::c_void};
 
+use remoting_proto::apis::cuda::codes;
+use remoting_transport::window::Window;
+
 use super::driver::{Api, cu};
-use crate::{apis::cuda::codes, link::window::Window};
 
 /// Parts begin and end at multiples of this, in bytes, unless they meet another part. This keeps their number small.
 const GRAIN: u64 = 2 << 20;
@@ -104,7 +106,7 @@ impl Cover {
                 code => {
                     // Copies are slower from now on, and kernels cannot access it.
                     self.refused = true;
-                    crate::note!(
+                    base::note!(
                         "gantry-accel: the driver does not register more than {} MiB of the window \
                          (code {code}): copies beyond are slower",
                         self.size >> 20
@@ -187,7 +189,7 @@ impl Cover {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

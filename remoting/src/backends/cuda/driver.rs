@@ -12,9 +12,9 @@ use std::{
 };
 
 use cuda_definition::driver::{signatures, types::*};
+use remoting_proto::apis::cuda::{codes, forwarded::ALL};
 
 use super::{fences::Pool, libraries::Libraries};
-use crate::apis::cuda::{codes, forwarded::ALL};
 
 /// Why the driver is not available.
 #[derive(Debug, thiserror::Error)]
@@ -117,7 +117,7 @@ macro_rules! cu {
             // for the call.
             #[allow(unused_unsafe)]
             Some(function) => unsafe { function($($argument),*) }.0.cast_signed(),
-            None => $crate::apis::cuda::codes::NOT_SUPPORTED,
+            None => remoting_proto::apis::cuda::codes::NOT_SUPPORTED,
         }
     }};
 }

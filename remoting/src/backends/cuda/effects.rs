@@ -2,6 +2,8 @@
 
 use std::sync::Arc;
 
+use remoting_proto::apis::cuda::{Kind, plan::Argument};
+
 use super::{
     Server,
     cover::Extent,
@@ -17,10 +19,7 @@ use super::{
     memory::Stretch,
     textures::Texture,
 };
-use crate::{
-    apis::cuda::{Kind, plan::Argument},
-    session::quota::Charge,
-};
+use crate::session::quota::Charge;
 
 /// A call that the driver has executed.
 pub(super) struct Call<'a> {
@@ -309,7 +308,7 @@ impl Server {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::{super::testing, *};
 

@@ -4,12 +4,10 @@ use std::{collections::HashMap, sync::MutexGuard};
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::{CUevent, CUstream};
+use remoting_proto::apis::cuda::codes;
 
 use super::driver::{Api, cu};
-use crate::{
-    apis::cuda::codes,
-    session::backend::{Fences, Progress},
-};
+use crate::session::backend::{Fences, Progress};
 
 /// `CU_EVENT_DISABLE_TIMING`.
 const NO_TIMING: u32 = 2;

@@ -7,20 +7,20 @@ use cuda_definition::driver::types::{
     CUmemAllocationHandleType_enum, CUmemAllocationProp, CUmemLocation, CUmemLocationType,
     CUmemPoolProps,
 };
-
-use super::{
-    Server, backend::is_legacy, driver::outcome, effects::Call, launches::is_plain,
-    textures::Texture,
-};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         Kind, codes,
         forwarded::{ALL, number},
         plan::{Argument, Element, Parameter, Plan},
     },
-    session::{backend::Fences, quota::Charge},
     wire::{Blob, Wire},
 };
+
+use super::{
+    Server, backend::is_legacy, driver::outcome, effects::Call, launches::is_plain,
+    textures::Texture,
+};
+use crate::session::{backend::Fences, quota::Charge};
 
 /// Maximum number of contexts at a time: each takes some hundred MiB of the device's memory, which no quota accounts
 /// for.

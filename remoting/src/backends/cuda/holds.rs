@@ -7,6 +7,8 @@
 use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use cuda_definition::driver::types::{CUdeviceptr, CUstream};
+use remoting_proto::apis::cuda::{calls::HostFunction, codes};
+use remoting_transport::endpoint::Gone;
 
 use super::{
     Server,
@@ -16,11 +18,7 @@ use super::{
     fences::Fence,
     host_functions::{IDLE, RETURNED, SEEN},
 };
-use crate::{
-    apis::cuda::{calls::HostFunction, codes},
-    link::endpoint::Gone,
-    session::backend::{Fences, Progress},
-};
+use crate::session::backend::{Fences, Progress};
 
 /// The maximum number of holds of a client. The driver's thread for functions serves those beyond.
 const MOST: usize = 4096;

@@ -20,6 +20,12 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
+use remoting_proto::apis::cuda::{
+    Kind, LEGACY,
+    calls::{AddHostNode, FunctionTurn, HostFunction, SetHostNode},
+    codes,
+};
+use remoting_transport::window::Window;
 
 use super::{
     Server,
@@ -27,15 +33,7 @@ use super::{
     driver::{Api, cu, outcome},
     user_objects,
 };
-use crate::{
-    apis::cuda::{
-        Kind, LEGACY,
-        calls::{AddHostNode, FunctionTurn, HostFunction, SetHostNode},
-        codes,
-    },
-    link::window::Window,
-    session::notice::{Board, Notice},
-};
+use crate::session::notice::{Board, Notice};
 
 /// Notices from the driver's threads about client functions.
 #[derive(Clone, Copy, Debug)]

@@ -75,7 +75,7 @@ fn unpacked(mut packed: &[u8], whole: usize, room: &mut usize) -> Option<Vec<u8>
     (packed.is_empty() && (whole == 0 || whole == all.len())).then_some(all)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 pub(super) mod testing {
     use super::{FAT, HEADER, PART};
 
@@ -109,7 +109,7 @@ pub(super) mod testing {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::{
         testing::{fat, framed},

@@ -3,8 +3,10 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use remoting_proto::apis::cuda::Kind;
+
 use super::Server;
-use crate::{apis::cuda::Kind, session::quota::Charge};
+use crate::session::quota::Charge;
 
 /// The variables of all libraries.
 #[derive(Debug, Default)]

@@ -3,21 +3,21 @@
 use std::{ffi::c_void, ptr::null_mut};
 
 use cuda_definition::driver::types::*;
+use remoting_proto::{
+    apis::cuda::{
+        Kind,
+        calls::{AddKernelNode, Clusters, Launch, LaunchGraph, SetKernelNode, Shape},
+        codes,
+    },
+    wire::{Blob, Flags, Header},
+};
+use remoting_transport::endpoint::Gone;
 
 use super::{
     Server,
     backend::Submitted,
     driver::{cu, outcome},
     objects::Layout,
-};
-use crate::{
-    apis::cuda::{
-        Kind,
-        calls::{AddKernelNode, Clusters, Launch, LaunchGraph, SetKernelNode, Shape},
-        codes,
-    },
-    link::endpoint::Gone,
-    wire::{Blob, Flags, Header},
 };
 
 /// Maximum number of attributes of a launch.

@@ -9,8 +9,7 @@ use std::{
 };
 
 use cuda_definition::cublaslt::signatures;
-
-use crate::apis::cuda::{
+use remoting_proto::apis::cuda::{
     codes,
     libraries::{Library, STATUS},
 };
@@ -201,7 +200,7 @@ fn candidates(folder: Option<&Path>, file: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -7,13 +7,7 @@ use std::{
 };
 
 use cuda_definition::cublaslt::types::*;
-
-use super::{
-    Server,
-    backend::Submitted,
-    libraries::{Light, status},
-};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         attributes::{LAYOUT, OPERATION, PREFERENCE, Table, read},
@@ -21,6 +15,12 @@ use crate::{
         libraries::{Heuristic, INVALID_VALUE, Matmul, STATUS, Scalar},
     },
     wire::Wire,
+};
+
+use super::{
+    Server,
+    backend::Submitted,
+    libraries::{Light, status},
 };
 
 /// Maximum number of results of a heuristic.
@@ -337,7 +337,7 @@ impl Server {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

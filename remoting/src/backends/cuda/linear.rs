@@ -3,8 +3,7 @@
 
 use std::sync::{Arc, LazyLock};
 
-use super::{Server, backend::Submitted};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{self, PostLibrary},
@@ -12,10 +11,12 @@ use crate::{
         libraries::{INVALID_VALUE, Library, STATUS},
         plan::{Argument, Parameter, Plan},
     },
-    link::endpoint::Gone,
-    session::quota::Charge,
     wire::{Blob, Flags, Header},
 };
+use remoting_transport::endpoint::Gone;
+
+use super::{Server, backend::Submitted};
+use crate::session::quota::Charge;
 
 /// Maximum number of handles at a time: each takes host memory.
 const MOST: usize = 1024;
@@ -316,10 +317,10 @@ fn check_scalars(plan: &Plan, arguments: &[Argument], on_device: bool) -> Result
     Ok(())
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::Wire;
+    use remoting_proto::wire::Wire;
 
     #[test]
     fn functions_of_which_more_is_known_are_served() {

@@ -56,16 +56,12 @@ mod volumes;
 mod waiting;
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod parts_tests;
 #[cfg(test)]
-#[cfg(not(loom))]
 mod testing;
 #[cfg(test)]
-#[cfg(not(loom))]
 mod turns_tests;
 #[cfg(test)]
-#[cfg(not(loom))]
 mod waiting_tests;
 
 pub use backend::{CudaBackend, Server};

@@ -7,6 +7,14 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
+use remoting_proto::{
+    apis::cuda::{
+        Kind,
+        calls::{Enumerate, Examine, Input, KernelInfo, Link, Linked, Load, Loaded},
+        codes,
+    },
+    wire::Blob,
+};
 
 use super::{
     Server,
@@ -15,14 +23,6 @@ use super::{
     objects::Layout,
     prints,
     variables::{self, Size},
-};
-use crate::{
-    apis::cuda::{
-        Kind,
-        calls::{Enumerate, Examine, Input, KernelInfo, Link, Linked, Load, Loaded},
-        codes,
-    },
-    wire::Blob,
 };
 
 /// How many bytes of machine code an application may load that its quota does not count: like contexts, most programs
@@ -386,7 +386,7 @@ impl Server {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::{super::testing, *};
 
@@ -408,7 +408,7 @@ mod tests {
         // Calls of these would be answered with NOT_SUPPORTED.
         driver.functions.cuModuleLoadDataEx = None;
         driver.functions.cuLibraryLoadData = None;
-        let (mut server, ..) = testing::server_of(driver, crate::link::window::SMALLEST);
+        let (mut server, ..) = testing::server_of(driver, remoting_transport::window::SMALLEST);
         let context = testing::made(&mut server, 0, "cuCtxCreate_v2", &[0, 0]);
         for library in [false, true] {
             for (image, expected) in [

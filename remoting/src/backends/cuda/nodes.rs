@@ -3,15 +3,15 @@
 use std::ptr::null_mut;
 
 use cuda_definition::driver::types::*;
+use remoting_proto::apis::cuda::{
+    Kind,
+    calls::{AddAllocNode, AddConditionalNode, AddFreeNode},
+    codes,
+};
 
 use super::{
     Server,
     driver::{cu, outcome},
-};
-use crate::apis::cuda::{
-    Kind,
-    calls::{AddAllocNode, AddConditionalNode, AddFreeNode},
-    codes,
 };
 
 /// Maximum number of memory ranges, including those of graphs.

@@ -5,11 +5,10 @@ use std::{
     sync::Arc,
 };
 
+use remoting_proto::apis::cuda::{FIRST, Kind, LEGACY, codes};
+
 use super::user_objects::Retained;
-use crate::{
-    apis::cuda::{FIRST, Kind, LEGACY, codes},
-    session::quota::Charge,
-};
+use crate::session::quota::Charge;
 
 /// Maximum number of objects at a time, which bounds how far a client can grow the table.
 const MOST: usize = 1 << 20;
@@ -212,7 +211,7 @@ impl Objects {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

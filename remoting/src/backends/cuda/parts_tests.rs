@@ -11,9 +11,7 @@ use std::{
 };
 
 use cuda_definition::driver::types::{CUDA_ARRAY_DESCRIPTOR, CUarray_format, CUresult};
-
-use super::{Server, driver::Api, testing};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{
@@ -22,10 +20,12 @@ use crate::{
         },
         codes,
     },
-    link::window::Window,
-    session::backend::Backend,
     wire::messages::{Call, StageId, WindowRange},
 };
+use remoting_transport::window::Window;
+
+use super::{Server, driver::Api, testing};
+use crate::session::backend::Backend;
 
 const MIB: u64 = 1 << 20;
 const PAGE: u64 = 4096;

@@ -101,7 +101,7 @@ impl Printed {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use std::ffi::c_void;
 

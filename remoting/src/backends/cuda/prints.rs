@@ -31,7 +31,7 @@ fn is_plain_and_silent(image: &[u8]) -> bool {
         && !image.windows(NAME.len()).any(|part| part == NAME)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::{
         super::images::{

@@ -7,12 +7,12 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
+use remoting_transport::window::{self, Window};
 
 use super::{
     arena,
     driver::{Api, result},
 };
-use crate::link::window::{self, Window};
 
 /// A kernel that increments one word per thread.
 const KERNEL: &[u8] = b".version 6.0\n.target sm_50\n.address_size 64\n\

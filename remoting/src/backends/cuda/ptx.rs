@@ -301,7 +301,7 @@ fn number(word: &[u8]) -> Option<u64> {
     is_number.then(|| u64::from_str_radix(digits, radix).unwrap_or(u64::MAX))
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

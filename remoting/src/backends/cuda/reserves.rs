@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use cuda_definition::driver::types::{CUdevice_attribute_enum as Attribute, CUlimit_enum as Limit};
+use remoting_proto::apis::cuda::{Kind, codes};
 
 use super::{
     Server,
@@ -10,10 +11,7 @@ use super::{
     effects::Call,
     forwarding::word,
 };
-use crate::{
-    apis::cuda::{Kind, codes},
-    session::quota::Charge,
-};
+use crate::session::quota::Charge;
 
 /// What a context reserves for a limit.
 #[derive(Debug)]

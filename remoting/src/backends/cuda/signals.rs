@@ -8,6 +8,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cuda_definition::driver::types::{CUdeviceptr, CUstream};
+use remoting_proto::apis::cuda::{LEGACY, NEVER, calls::Signal, codes};
 
 use super::{
     Server,
@@ -15,7 +16,6 @@ use super::{
     cover::Extent,
     driver::cu,
 };
-use crate::apis::cuda::{LEGACY, NEVER, calls::Signal, codes};
 
 /// Why the client has to send a wait request instead.
 enum Refused {

@@ -4,18 +4,18 @@ use std::ffi::{CStr, c_char};
 
 use base::gpus::{self, Choice, Gpu, Unmatched};
 use cuda_definition::driver::types::{CUdevice_attribute_enum, CUuuid, cudaError_enum};
-
-use super::{
-    Server,
-    driver::{Api, cu, outcome},
-};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{DeviceInfo, Started},
         codes,
     },
     wire::Blob,
+};
+
+use super::{
+    Server,
+    driver::{Api, cu, outcome},
 };
 
 /// Attribute numbers are below this.

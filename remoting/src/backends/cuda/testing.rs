@@ -2,23 +2,24 @@
 
 use std::{sync::Arc, time::Duration};
 
-use super::{CudaBackend, Server, driver::Api};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         forwarded::number,
         plan::{Outgoing, Plan, Scalars},
     },
-    link::{
-        bell::Futex,
-        endpoint::Receiver,
-        port_bell::Waker,
-        window::{self, Slice, Window},
-    },
-    session::{
-        quota::Quota,
-        server::{Nudge, Session, Tuning},
-    },
     wire::{Blob, Flags, Header, Wire},
+};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::Receiver,
+    port_bell::Waker,
+    window::{self, Slice, Window},
+};
+
+use super::{CudaBackend, Server, driver::Api};
+use crate::session::{
+    quota::Quota,
+    server::{Nudge, Session, Tuning},
 };
 
 /// A server with a quota of 1 GiB, the receiver of the calls that it gets, and its window.

@@ -3,12 +3,10 @@
 use std::sync::Arc;
 
 use cuda_definition::driver::types::*;
+use remoting_proto::apis::cuda::{Kind, codes, plan::Argument};
 
 use super::Server;
-use crate::{
-    apis::cuda::{Kind, codes, plan::Argument},
-    session::quota::Charge,
-};
+use crate::session::quota::Charge;
 
 /// Maximum number of textures and surfaces at a time.
 const MOST: usize = 1 << 20;
@@ -141,7 +139,7 @@ impl Server {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

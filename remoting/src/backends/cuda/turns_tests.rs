@@ -7,20 +7,21 @@ use std::{
     time::Duration,
 };
 
-use super::{Server, testing};
-use crate::{
+use remoting_proto::{
     apis::cuda::{
         Cuda,
         calls::{Allocate, CopyRows, FunctionTurn, HostFunction, Post, Request, Source},
     },
-    link::{
-        endpoint::Receiver,
-        port_bell::Waker,
-        window::{Slice, Window},
-    },
-    turns::fake::{self, Fake},
     wire::{Api as _, api::Cost, messages::Call},
 };
+use remoting_transport::{
+    endpoint::Receiver,
+    port_bell::Waker,
+    window::{Slice, Window},
+};
+use remoting_turns::fake::{self, Fake};
+
+use super::{Server, testing};
 
 /// A worker before the stand-in, with a context, and its arbiter.
 struct Sharer {

@@ -16,20 +16,18 @@ use std::{
 };
 
 use cuda_definition::driver::types::{CUgraph, CUuserObject};
+use remoting_proto::apis::cuda::{
+    Kind,
+    calls::{CreateUserObject, ReleaseUserObject, RetainUserObject},
+    codes,
+};
 
 use super::{
     Server,
     driver::{Api, cu, outcome},
     host_functions::News,
 };
-use crate::{
-    apis::cuda::{
-        Kind,
-        calls::{CreateUserObject, ReleaseUserObject, RetainUserObject},
-        codes,
-    },
-    session::notice::{Board, Notice},
-};
+use crate::session::notice::{Board, Notice};
 
 /// Maximum number of user objects, and of user objects retained by graphs.
 const MOST: usize = 64 << 10;

@@ -64,7 +64,7 @@ pub(super) fn of_code(image: &[u8]) -> Option<Size> {
     (count > 0).then_some(all)
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::{super::images::testing::fat, *};
 

@@ -3,6 +3,15 @@
 use std::{ops::ControlFlow, ptr::null_mut};
 
 use cuda_definition::driver::types::*;
+use remoting_proto::{
+    apis::cuda::{
+        Kind,
+        calls::{AddCopyNode, CopyVolume, Request, SetCopyNode, Side},
+        codes,
+    },
+    wire::Header,
+};
+use remoting_transport::endpoint::Gone;
 
 use super::{
     Server,
@@ -10,15 +19,6 @@ use super::{
     backlog::MOST_ROWS,
     cover::Extent,
     driver::{cu, outcome},
-};
-use crate::{
-    apis::cuda::{
-        Kind,
-        calls::{AddCopyNode, CopyVolume, Request, SetCopyNode, Side},
-        codes,
-    },
-    link::endpoint::Gone,
-    wire::Header,
 };
 
 /// Bytes per row, number of rows, number of planes.
@@ -294,7 +294,7 @@ impl Server {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
 mod tests {
     use super::*;
 

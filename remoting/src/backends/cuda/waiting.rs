@@ -1,6 +1,16 @@
 //! Waiting for streams, events and stages.
 
 use cuda_definition::driver::types::{CUevent, CUstream};
+use remoting_proto::{
+    apis::cuda::{
+        Kind,
+        calls::{EventSynchronize, Request, Side, StreamSynchronize},
+        codes,
+    },
+    wire::{Flags, Header, messages::StageId},
+};
+use remoting_transport::endpoint::Gone;
+use remoting_turns::Moment;
 
 use super::{
     Server,
@@ -11,17 +21,7 @@ use super::{
     forwarding::waits_for_work,
     objects::Object,
 };
-use crate::{
-    apis::cuda::{
-        Kind,
-        calls::{EventSynchronize, Request, Side, StreamSynchronize},
-        codes,
-    },
-    link::endpoint::Gone,
-    session::backend::Fences,
-    turns::Moment,
-    wire::{Flags, Header, messages::StageId},
-};
+use crate::session::backend::Fences;
 
 /// Maximum number of deferred requests: each blocks a thread of the client.
 const MOST_PUT_OFF: usize = 1024;

@@ -10,26 +10,27 @@ use std::{
     time::Duration,
 };
 
-use super::{
-    Server,
-    host_functions::{IDLE, RETURNED, SEEN},
-    testing,
-};
-use crate::{
+use remoting_proto::{
     apis::cuda::calls::{
         Allocate, ContextSynchronize, Free, FunctionTurn, HostFunction, Post, Request, Source,
-    },
-    link::{
-        bell::Futex,
-        endpoint::Receiver,
-        port_bell::Waker,
-        ring::Consumer,
-        window::{Slice, Window},
     },
     wire::{
         Flags, Wire,
         messages::{ANSWER, CALLBACK, Call},
     },
+};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::Receiver,
+    port_bell::Waker,
+    ring::Consumer,
+    window::{Slice, Window},
+};
+
+use super::{
+    Server,
+    host_functions::{IDLE, RETURNED, SEEN},
+    testing,
 };
 
 /// Longer than anything takes, unless it hangs.

@@ -8,6 +8,18 @@ use std::{
 };
 
 use base::gpus::Choice;
+use remoting_proto::{
+    apis::opencl::{
+        OpenCl,
+        calls::{ContextId, QueueId, Request},
+        codes,
+    },
+    wire::{
+        Api as _, Flags, Header, Wire,
+        api::Cost,
+        messages::{EventId, StageId},
+    },
+};
 
 use super::{
     callbacks::{DriverNotice, Reporter},
@@ -24,26 +36,14 @@ use super::{
     told::Told,
     written::Written,
 };
-use crate::{
-    apis::opencl::{
-        OpenCl,
-        calls::{ContextId, QueueId, Request},
-        codes,
-    },
-    session::{
-        backend::Backend,
-        checkpoint::Busy,
-        image::{Contents, Immovable, Writer},
-        postcopy::Remaining,
-        precopy::Copying,
-        server::{Error, Session},
-        table::Table,
-    },
-    wire::{
-        Api as _, Flags, Header, Wire,
-        api::Cost,
-        messages::{EventId, StageId},
-    },
+use crate::session::{
+    backend::Backend,
+    checkpoint::Busy,
+    image::{Contents, Immovable, Writer},
+    postcopy::Remaining,
+    precopy::Copying,
+    server::{Error, Session},
+    table::Table,
 };
 
 /// Maximum number of contexts at a time: on a GPU each takes device memory that no quota accounts
@@ -109,7 +109,7 @@ impl OpenClBackend {
     pub fn new(api: Arc<Api>, choice: &Choice) -> Self {
         let mut devices = Table::new(codes::INVALID_DEVICE);
         let platforms = Platform::all(&api, choice, &mut devices).unwrap_or_else(|error| {
-            crate::note!("gantry-accel: an application is offered no device: {error}");
+            base::note!("gantry-accel: an application is offered no device: {error}");
             Vec::new()
         });
         Self {

@@ -5,14 +5,12 @@ use std::{
     sync::Arc,
 };
 
+use remoting_proto::{apis::opencl::calls::ContextId, wire::Header};
+
 use super::{driver::api::Handle, programs::LinkedProgram, records::Rebuilt};
-use crate::{
-    apis::opencl::calls::ContextId,
-    session::{
-        notice::{self, Notice},
-        quota::Charge,
-    },
-    wire::Header,
+use crate::session::{
+    notice::{self, Notice},
+    quota::Charge,
 };
 
 /// Maximum length of a report that is passed on, in bytes.

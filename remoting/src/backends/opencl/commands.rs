@@ -7,6 +7,16 @@ use std::{
     time::Instant,
 };
 
+use remoting_proto::{
+    apis::opencl::{
+        calls::{self, EventId, Order, QueueId, Request, StageId, WindowRange},
+        codes,
+    },
+    wire::{Flags, Header},
+};
+use remoting_transport::endpoint::Gone;
+use remoting_turns::Moment;
+
 use super::{
     Server,
     driver::{
@@ -17,18 +27,9 @@ use super::{
     objects::Event,
     transfers::There,
 };
-use crate::{
-    apis::opencl::{
-        calls::{self, EventId, Order, QueueId, Request, StageId, WindowRange},
-        codes,
-    },
-    link::endpoint::Gone,
-    session::{
-        backend::QueueKey,
-        limit::{self, Limit},
-    },
-    turns::Moment,
-    wire::{Flags, Header},
+use crate::session::{
+    backend::QueueKey,
+    limit::{self, Limit},
 };
 
 /// How a command's completion is detected.

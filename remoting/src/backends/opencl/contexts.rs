@@ -2,6 +2,11 @@
 
 use std::{ptr::null_mut, sync::Arc};
 
+use remoting_proto::apis::opencl::{
+    calls::{ContextId, CreateContext, CreateQueue, CreateSubDevices, DeviceId, Offered, QueueId},
+    codes,
+};
+
 use super::{
     Server,
     callbacks::{self, Reporter},
@@ -9,10 +14,6 @@ use super::{
     freed::End,
     objects::{Context, Device, Queue, keep, made},
     provenance::{ContextRecord, DeviceRecord},
-};
-use crate::apis::opencl::{
-    calls::{ContextId, CreateContext, CreateQueue, CreateSubDevices, DeviceId, Offered, QueueId},
-    codes,
 };
 
 impl Server {
@@ -252,7 +253,6 @@ impl Server {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use std::{
         cell::{Cell, RefCell},

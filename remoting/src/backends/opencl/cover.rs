@@ -9,11 +9,13 @@
 //! Registration takes time for every page and pins it in RAM. The cover therefore grows with use:
 //! by as much as there was before, or up to the end of a larger range that is used at once.
 
+use remoting_proto::apis::opencl::codes;
+use remoting_transport::window::Window;
+
 use super::driver::{
     api::{Api, Handle},
     cl,
 };
-use crate::{apis::opencl::codes, link::window::Window};
 
 /// Size of the first buffer in bytes. All sizes are multiples of it.
 const GRAIN: u64 = 8 << 20;
@@ -89,7 +91,7 @@ impl Cover {
         if raw == 0 {
             // Copies are slower from now on, but nothing else changes.
             known.refused = true;
-            crate::note!(
+            base::note!(
                 "gantry-accel: the driver does not make more than {} MiB of the window its own \
                  (code {code}): copies beyond are slower",
                 until >> 20
@@ -128,7 +130,7 @@ impl Cover {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::window::{self, Window};
+    use remoting_transport::window::{self, Window};
 
     const MIB: u64 = 1 << 20;
 

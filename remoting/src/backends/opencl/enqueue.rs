@@ -2,19 +2,20 @@
 
 use std::ptr::null;
 
+use remoting_proto::{
+    apis::opencl::{
+        calls::{self, Order, StageId},
+        codes,
+    },
+    wire::Header,
+};
+use remoting_transport::endpoint::Gone;
+
 use super::{
     Server,
     commands::sizes,
     driver::{api::Handle, cl},
     objects::Map,
-};
-use crate::{
-    apis::opencl::{
-        calls::{self, Order, StageId},
-        codes,
-    },
-    link::endpoint::Gone,
-    wire::Header,
 };
 
 /// Up to three sizes as passed to the driver; null for none.

@@ -2,16 +2,17 @@
 
 use std::sync::Arc;
 
+use remoting_proto::apis::opencl::calls::{
+    CreateUserEvent, EventId, SetEventCallback, SetUserEventStatus,
+};
+
 use super::{
     Server,
     callbacks::{self, Leaf},
     driver::{cl, outcome},
     objects::{Event, keep, made},
 };
-use crate::{
-    apis::opencl::calls::{CreateUserEvent, EventId, SetEventCallback, SetUserEventStatus},
-    session::notice::Notice,
-};
+use crate::session::notice::Notice;
 
 impl Server {
     pub(crate) fn create_user_event(&mut self, call: &CreateUserEvent) -> Result<(), i32> {

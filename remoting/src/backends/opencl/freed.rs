@@ -12,6 +12,8 @@
 
 use std::{ptr::null, sync::Arc};
 
+use remoting_proto::apis::opencl::codes;
+
 use super::{
     Server,
     driver::{
@@ -21,12 +23,9 @@ use super::{
     objects::Queue,
     svm::Allocation,
 };
-use crate::{
-    apis::opencl::codes,
-    session::{
-        image::Immovable,
-        quota::{Charge, Exceeded},
-    },
+use crate::session::{
+    image::Immovable,
+    quota::{Charge, Exceeded},
 };
 
 /// What is known about the end of a queue's commands.
@@ -286,6 +285,5 @@ impl Server {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "freed_tests.rs"]
 mod tests;

@@ -5,8 +5,7 @@ use std::{
     ffi::c_void,
 };
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             ContextId, CreateBuffer, CreateUserEvent, EventId, Grid, KernelId, MemId, NdRange,
@@ -14,9 +13,13 @@ use crate::{
         },
         codes,
     },
+    wire::{Blob, Flags, Header},
+};
+
+use super::*;
+use crate::{
     backends::opencl::svm::tests::{HEADER, alloc, enqueue, order, server_before},
     session::quota::Quota,
-    wire::{Blob, Flags, Header},
 };
 
 const PAGE: u64 = 4096;

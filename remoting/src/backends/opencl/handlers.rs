@@ -16,13 +16,12 @@ use std::{
     },
 };
 
+use remoting_transport::gate;
+
 use super::OpenClBackend;
-use crate::{
-    link::gate,
-    session::{
-        drain::{Cpu, Drained},
-        passive,
-    },
+use crate::session::{
+    drain::{Cpu, Drained},
+    passive,
 };
 
 /// The type that the handlers serve with.

@@ -9,8 +9,9 @@ use std::{
     path::{Component, Path, PathBuf},
 };
 
+use remoting_proto::{apis::opencl::calls, wire::Blob};
+
 use super::driver::c_string;
-use crate::{apis::opencl::calls, wire::Blob};
 
 /// Maximum number of folders of a build.
 const MOST_FOLDERS: u32 = 64;

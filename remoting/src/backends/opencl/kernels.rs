@@ -6,6 +6,14 @@ use std::{
     sync::Arc,
 };
 
+use remoting_proto::{
+    apis::opencl::{
+        calls::{ArgumentKind, CloneKernel, CreateKernel, KernelId, SetArgument, Value},
+        codes,
+    },
+    wire::Blob,
+};
+
 use super::{
     Server,
     driver::{api::Handle, c_string, cl, outcome},
@@ -13,13 +21,6 @@ use super::{
     records::{Argument, Arguments},
     svm::Addresses,
     written::root,
-};
-use crate::{
-    apis::opencl::{
-        calls::{ArgumentKind, CloneKernel, CreateKernel, KernelId, SetArgument, Value},
-        codes,
-    },
-    wire::Blob,
 };
 
 /// Maximum number of refused arguments that are remembered per kernel.

@@ -2,6 +2,11 @@
 
 use std::{ptr::null_mut, sync::Arc};
 
+use remoting_proto::apis::opencl::{
+    calls::{CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ReleaseMem, SamplerId},
+    codes, image,
+};
+
 use super::{
     Server,
     callbacks::{self, Leaf},
@@ -13,13 +18,7 @@ use super::{
     provenance::MemRecord,
     written::place,
 };
-use crate::{
-    apis::opencl::{
-        calls::{CreateBuffer, CreateImage, CreateSampler, CreateSubBuffer, ReleaseMem, SamplerId},
-        codes, image,
-    },
-    session::{notice::Notice, quota::Charge},
-};
+use crate::session::{notice::Notice, quota::Charge};
 
 impl Server {
     pub(crate) fn create_buffer(&mut self, call: CreateBuffer) -> Result<(), i32> {

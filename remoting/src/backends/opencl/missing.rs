@@ -10,6 +10,13 @@ use std::{
 };
 
 use base::Unpoisoned;
+use remoting_proto::{
+    apis::opencl::{
+        OpenCl,
+        calls::{MemId, Order, Request},
+    },
+    wire::{Api, api::Cost},
+};
 
 use super::{
     Server,
@@ -19,14 +26,7 @@ use super::{
     state::Kept,
     written::{place, root},
 };
-use crate::{
-    apis::opencl::{
-        OpenCl,
-        calls::{MemId, Order, Request},
-    },
-    session::{checkpoint::Busy, image::Immovable, server::Error},
-    wire::{Api, api::Cost},
-};
+use crate::session::{checkpoint::Busy, image::Immovable, server::Error};
 
 /// Why the application cannot leave at the moment.
 pub(super) const ON_THEIR_WAY: &str =
@@ -196,7 +196,7 @@ impl Numbers {
             && State::is_live(&one.record)
         {
             if state.lost.is_empty() {
-                crate::note!(
+                base::note!(
                     "gantry-accel: contents of memory of an application that has moved are lost: {why}"
                 );
             }
@@ -464,6 +464,5 @@ impl Server {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "missing_tests.rs"]
 mod tests;

@@ -1,18 +1,19 @@
 //! Tests of which contents commands need.
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::calls::{
         BufferRect, ContextId, CopyBuffer, CopyBufferRect, CopyBufferToImage, CopyImage,
         CopyImageToBuffer, CreateSubBuffer, CreateUserEvent, EventId, FillBuffer, FillImage, Grid,
         ImageRect, KernelId, Map, Marker, Migrate, NdRange, ReadBuffer, ReleaseMem, SetArgument,
         Unmap, Value, WindowRange, WriteBuffer,
     },
-    backends::opencl::{
-        driver::Api,
-        testing::{self, buffer, carry_out, order},
-    },
     wire::Blob,
+};
+
+use super::*;
+use crate::backends::opencl::{
+    driver::Api,
+    testing::{self, buffer, carry_out, order},
 };
 
 const SIZE: u64 = 64;

@@ -17,62 +17,36 @@
 
 pub mod driver;
 
-#[cfg(feature = "server")]
 pub mod backend;
-#[cfg(feature = "server")]
 pub(crate) mod callbacks;
 
-#[cfg(feature = "server")]
 pub mod commands;
-#[cfg(feature = "server")]
 mod contexts;
-#[cfg(feature = "server")]
 pub mod cover;
-#[cfg(feature = "server")]
 mod enqueue;
-#[cfg(feature = "server")]
 mod events;
-#[cfg(feature = "server")]
 pub(crate) mod freed;
-#[cfg(feature = "server")]
 pub mod handlers;
-#[cfg(feature = "server")]
 mod headers;
-#[cfg(feature = "server")]
 mod kernels;
-#[cfg(feature = "server")]
 mod memory;
-#[cfg(feature = "server")]
 mod missing;
-#[cfg(feature = "server")]
 pub mod objects;
-#[cfg(feature = "server")]
 pub mod platform;
-#[cfg(feature = "server")]
 pub(crate) mod programs;
-#[cfg(feature = "server")]
 pub mod provenance;
-#[cfg(feature = "server")]
 pub mod query;
-#[cfg(feature = "server")]
 pub mod records;
-#[cfg(feature = "server")]
 mod state;
-#[cfg(feature = "server")]
 pub(crate) mod svm;
-#[cfg(all(test, feature = "server"))]
+#[cfg(any(test, feature = "test-support"))]
+#[doc(hidden)]
 #[allow(clippy::unwrap_used)]
-pub(crate) mod testing;
-#[cfg(feature = "server")]
+pub mod testing;
 pub mod told;
-#[cfg(feature = "server")]
 pub(crate) mod touched;
-#[cfg(feature = "server")]
 pub mod transfers;
-#[cfg(feature = "server")]
 mod variables;
-#[cfg(feature = "server")]
 mod written;
 
-#[cfg(feature = "server")]
 pub use backend::{OpenClBackend, Server};

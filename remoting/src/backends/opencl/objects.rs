@@ -2,14 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use super::{
-    freed::End,
-    kernels::Parameter,
-    provenance::{ContextRecord, DeviceRecord, MemRecord},
-    records::{Arguments, ProgramRecord},
-    svm::Addresses,
-};
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             CreateBuffer, CreateImage, CreateQueue, CreateSampler, CreateSubBuffer, ImageShape,
@@ -17,11 +10,19 @@ use crate::{
         },
         codes,
     },
-    backends::opencl::driver::{
-        api::{Api, Handle},
-        cl,
-    },
     wire::Blob,
+};
+
+use super::{
+    freed::End,
+    kernels::Parameter,
+    provenance::{ContextRecord, DeviceRecord, MemRecord},
+    records::{Arguments, ProgramRecord},
+    svm::Addresses,
+};
+use crate::backends::opencl::driver::{
+    api::{Api, Handle},
+    cl,
 };
 
 /// A device.

@@ -3,6 +3,10 @@
 use std::{collections::HashSet, ptr::null_mut, sync::Arc};
 
 use base::gpus::{self, Address, Choice, Gpu, Unmatched};
+use remoting_proto::apis::opencl::{
+    calls::{DeviceId, Offered},
+    codes,
+};
 
 use super::{
     driver::{
@@ -12,13 +16,7 @@ use super::{
     objects::Device,
     provenance::DeviceRecord,
 };
-use crate::{
-    apis::opencl::{
-        calls::{DeviceId, Offered},
-        codes,
-    },
-    session::table::Table,
-};
+use crate::session::table::Table;
 
 /// A platform of the host.
 #[derive(Debug)]

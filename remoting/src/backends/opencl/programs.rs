@@ -7,6 +7,18 @@ use std::{
     thread,
 };
 
+use remoting_proto::{
+    apis::opencl::{
+        calls::{
+            self, BuildProgram, CompileProgram, CreateProgram, LinkProgram, ProgramId,
+            ProgramOrigin, Specialize,
+        },
+        codes,
+    },
+    wire::{Blob, Header},
+};
+use remoting_transport::endpoint::Gone;
+
 use super::{
     Server,
     callbacks::DriverNotice,
@@ -21,18 +33,7 @@ use super::{
     records::{Build, Built, Linked, Origin, ProgramRecord, Rebuilt},
     variables::{self, Made},
 };
-use crate::{
-    apis::opencl::{
-        calls::{
-            self, BuildProgram, CompileProgram, CreateProgram, LinkProgram, ProgramId,
-            ProgramOrigin, Specialize,
-        },
-        codes,
-    },
-    link::endpoint::Gone,
-    session::notice::Notice,
-    wire::{Blob, Header},
-};
+use crate::session::notice::Notice;
 
 /// Maximum number of builds in progress: no call is taken until one of them has ended.
 pub(crate) const MOST_BUILDS: usize = 64;

@@ -9,8 +9,9 @@
 
 use std::sync::Arc;
 
+use remoting_proto::apis::opencl::calls::{CreateContext, CreateSubDevices, DeviceId};
+
 use super::{objects::MadeMem, touched::Touched, written::root};
-use crate::apis::opencl::calls::{CreateContext, CreateSubDevices, DeviceId};
 
 /// Maximum depth of objects made from each other.
 pub(crate) const DEEPEST: usize = 16;
@@ -98,6 +99,5 @@ impl MemRecord {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "provenance_tests.rs"]
 mod tests;

@@ -1,15 +1,16 @@
 //! Tests of what a worker records about devices, contexts, buffers and images.
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::calls::{
         BuildProgram, ContextId, CreateBuffer, CreateImage, CreateProgram, CreateQueue,
         CreateSampler, CreateSubBuffer, ImageShape, MemId, ProgramId, ProgramOrigin, QueueId,
         ReleaseMem, SamplerId,
     },
-    backends::opencl::{Server, records::Origin, testing},
     wire::{Blob, Header},
 };
+
+use super::*;
+use crate::backends::opencl::{Server, records::Origin, testing};
 
 /// The property by which a test tells sub-devices apart.
 const BY: u64 = 0x1086;

@@ -6,6 +6,14 @@ use std::{
     ptr::{null, null_mut},
 };
 
+use remoting_proto::{
+    apis::opencl::{
+        calls::{DeviceId, EventId, ImageFormats, Info, KernelId, ProgramId, Target},
+        codes,
+    },
+    wire::{Blob, frame},
+};
+
 use super::{
     Server,
     driver::{
@@ -13,13 +21,6 @@ use super::{
         cl, outcome,
     },
     objects::{Device, Kernel},
-};
-use crate::{
-    apis::opencl::{
-        calls::{DeviceId, EventId, ImageFormats, Info, KernelId, ProgramId, Target},
-        codes,
-    },
-    wire::{Blob, frame},
 };
 
 /// Whether an answer would be a handle or an address of this process.

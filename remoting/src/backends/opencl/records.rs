@@ -14,14 +14,15 @@ use std::{
     sync::{Arc, atomic::AtomicBool},
 };
 
-use super::provenance::{ContextRecord, DEEPEST, DeviceRecord};
-use crate::{
+use remoting_proto::{
     apis::opencl::calls::{
         BuildProgram, CompileProgram, CreateProgram, HeaderFile, LinkProgram, MemId, ProgramId,
         ProgramOrigin, SamplerId, Value,
     },
     wire::Blob,
 };
+
+use super::provenance::{ContextRecord, DEEPEST, DeviceRecord};
 
 /// Maximum bytes that a program keeps of its linked inputs and included headers.
 const MOST_KEPT: usize = 64 << 20;
@@ -306,6 +307,5 @@ impl Arguments {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "records_tests.rs"]
 mod tests;

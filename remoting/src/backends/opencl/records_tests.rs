@@ -2,8 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             CloneKernel, ContextId, CreateContext, CreateKernel, CreateSampler, CreateUserEvent,
@@ -12,12 +11,14 @@ use crate::{
         },
         codes,
     },
-    backends::opencl::{
-        Server,
-        driver::Api,
-        testing::{self, Parameter, Parameters, UNTOLD, with_parameters},
-    },
     wire::Header,
+};
+
+use super::*;
+use crate::backends::opencl::{
+    Server,
+    driver::Api,
+    testing::{self, Parameter, Parameters, UNTOLD, with_parameters},
 };
 
 /// A server with a context, and a buffer of the same number.
@@ -40,7 +41,7 @@ fn server_of(api: Api) -> Server {
 
 fn buffer(server: &mut Server) {
     server
-        .create_buffer(crate::apis::opencl::calls::CreateBuffer {
+        .create_buffer(remoting_proto::apis::opencl::calls::CreateBuffer {
             id: MemId(0),
             context: ContextId(0),
             flags: 0,

@@ -18,6 +18,15 @@ use std::{
     sync::Arc,
 };
 
+use remoting_proto::{
+    apis::opencl::{
+        calls::{self, Order, SvmAlloc, SvmPointers},
+        codes,
+    },
+    wire::Header,
+};
+use remoting_transport::endpoint::Gone;
+
 use super::{
     Server,
     callbacks::Board,
@@ -29,15 +38,7 @@ use super::{
     objects::{Home, MadeSvm, Queue},
     provenance::ContextRecord,
 };
-use crate::{
-    apis::opencl::{
-        calls::{self, Order, SvmAlloc, SvmPointers},
-        codes,
-    },
-    link::endpoint::Gone,
-    session::{notice::Notice, quota::Charge},
-    wire::Header,
-};
+use crate::session::{notice::Notice, quota::Charge};
 
 /// Allocations consist of whole pages of this size, in bytes: the client maps only those that share
 /// no page with anything else.
@@ -202,7 +203,8 @@ unsafe extern "C" fn left(_: Handle, data: *mut c_void) {
 }
 
 impl Server {
-    pub(crate) fn svm_alloc(&mut self, call: &SvmAlloc) -> Result<u64, i32> {
+    /// Allocates shared virtual memory: its offset in the window.
+    pub fn svm_alloc(&mut self, call: &SvmAlloc) -> Result<u64, i32> {
         let context = self.backend.contexts.get(call.context.0)?;
         if !context.svm {
             return Err(codes::INVALID_OPERATION);
@@ -448,6 +450,5 @@ impl Server {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "svm_tests.rs"]
 pub(crate) mod tests;

@@ -1,15 +1,16 @@
 use std::cell::Cell;
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::calls::{
         ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram, CreateQueue, KernelId,
         MemId, Order, ProgramId, ProgramOrigin, QueueId, Request, SetArgument, SvmFree, Value,
         WindowRange,
     },
-    backends::opencl::{driver::api::MemCallback, testing},
     wire::{Blob, Flags},
 };
+
+use super::*;
+use crate::backends::opencl::{driver::api::MemCallback, testing};
 
 pub(crate) const HEADER: Header = Header {
     length: 0,

@@ -2,11 +2,7 @@
 
 use std::{ffi::c_void, sync::Arc, time::Duration};
 
-use crate::session::{
-    quota::Quota,
-    server::{Nudge, Session, Tuning},
-};
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             ContextId, CreateBuffer, CreateContext, CreateKernel, CreateProgram, CreateQueue,
@@ -14,28 +10,33 @@ use crate::{
         },
         codes,
     },
-    backends::opencl::{
-        OpenClBackend, Server,
-        driver::{Api, api::Handle},
-    },
-    link::{
-        bell::Futex,
-        endpoint::Receiver,
-        port_bell::Waker,
-        window::{self, Slice, Window},
-    },
     wire::{Blob, Flags, Header},
+};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::Receiver,
+    port_bell::Waker,
+    window::{self, Slice, Window},
+};
+
+use crate::backends::opencl::{
+    OpenClBackend, Server,
+    driver::{Api, api::Handle},
+};
+use crate::session::{
+    quota::Quota,
+    server::{Nudge, Session, Tuning},
 };
 
 /// Size of the server's rings, in bytes.
-pub(crate) const RING: u64 = 1 << 16;
+pub const RING: u64 = 1 << 16;
 /// How the server sleeps.
-pub(crate) const BELL: Futex = Futex {
+pub const BELL: Futex = Futex {
     patience: Duration::from_millis(1),
 };
 
 /// The order of a command on the first queue that waits for nothing and has no event.
-pub(crate) fn order() -> Order {
+pub fn order() -> Order {
     Order {
         queue: QueueId(0),
         wait: Vec::new(),
@@ -44,7 +45,7 @@ pub(crate) fn order() -> Order {
 }
 
 /// Makes a server execute a request as if it had arrived through its ring.
-pub(crate) fn carry_out(server: &mut Server, request: Request) {
+pub fn carry_out(server: &mut Server, request: Request) {
     let header = Header {
         length: 0,
         opcode: 70,
@@ -55,7 +56,7 @@ pub(crate) fn carry_out(server: &mut Server, request: Request) {
 }
 
 /// The request that creates a buffer in the first context.
-pub(crate) fn buffer(id: u32, flags: u64, size: u64) -> CreateBuffer {
+pub fn buffer(id: u32, flags: u64, size: u64) -> CreateBuffer {
     CreateBuffer {
         id: MemId(id),
         context: ContextId(0),
@@ -68,7 +69,7 @@ pub(crate) fn buffer(id: u32, flags: u64, size: u64) -> CreateBuffer {
 }
 
 /// Creates the first context, and the first queue in it.
-pub(crate) fn make_queue(server: &mut Server) {
+pub fn make_queue(server: &mut Server) {
     let all = [
         Request::CreateContext(CreateContext {
             id: ContextId(0),
@@ -89,10 +90,7 @@ pub(crate) fn make_queue(server: &mut Server) {
 }
 
 /// A server whose application has a context, a queue, a kernel and these buffers.
-pub(crate) fn server_with_kernel(
-    api: Api,
-    buffers: impl IntoIterator<Item = CreateBuffer>,
-) -> Server {
+pub fn server_with_kernel(api: Api, buffers: impl IntoIterator<Item = CreateBuffer>) -> Server {
     let (mut server, ..) = server_before(api);
     make_queue(&mut server);
     let program = CreateProgram {
@@ -115,22 +113,22 @@ pub(crate) fn server_with_kernel(
 
 /// A server with a driver that does nothing, the receiver of the calls that it gets, and its
 /// window.
-pub(crate) fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
+pub fn server() -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     server_before(Api::null())
 }
 
 /// The same, with another driver.
-pub(crate) fn server_before(api: Api) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
+pub fn server_before(api: Api) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     server_with(api, Waker::Futex(BELL))
 }
 
 /// The same, with another way of waking its client.
-pub(crate) fn server_with(api: Api, waker: Waker) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
+pub fn server_with(api: Api, waker: Waker) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
     server_of(api, waker, window::SMALLEST)
 }
 
 /// The same, with a window of this size in bytes.
-pub(crate) fn server_of(
+pub fn server_of(
     api: Api,
     waker: Waker,
     size: u64,
@@ -153,19 +151,19 @@ pub(crate) fn server_of(
 
 /// A kernel parameter as a driver describes it: address space, type name with its terminating zero,
 /// and access.
-pub(crate) type Parameter = (u32, &'static [u8], u32);
+pub type Parameter = (u32, &'static [u8], u32);
 
 /// The address space of a parameter of which the driver tells nothing.
-pub(crate) const UNTOLD: u32 = 0;
+pub const UNTOLD: u32 = 0;
 
 /// The parameters of all kernels of a driver.
-pub(crate) trait Parameters {
+pub trait Parameters {
     /// The parameters, in order.
     const TABLE: &[Parameter];
 }
 
 /// A driver whose kernels take these parameters, with any values for them.
-pub(crate) fn with_parameters<P: Parameters>(api: Api) -> Api {
+pub fn with_parameters<P: Parameters>(api: Api) -> Api {
     api.with_kernels(counted::<P>, described::<P>, any)
 }
 

@@ -12,16 +12,16 @@ use std::{
 };
 
 use base::Unpoisoned;
-
-use super::{Server, provenance::DeviceRecord};
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{Answered, DeviceId},
         codes, extensions,
     },
-    session::image::Immovable,
     wire::{Blob, Wire},
 };
+
+use super::{Server, provenance::DeviceRecord};
+use crate::session::image::Immovable;
 
 /// Maximum bytes handed on with the description of an application; the state has all of them.
 const LONGEST: usize = 32 << 10;
@@ -335,18 +335,15 @@ fn names(bytes: &[u8]) -> Vec<Named> {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use std::ffi::c_void;
 
     use super::*;
-    use crate::{
-        apis::opencl::calls::{Info, Target},
-        backends::opencl::{
-            driver::{Api, api::Handle, null},
-            testing,
-        },
+    use crate::backends::opencl::{
+        driver::{Api, api::Handle, null},
+        testing,
     };
+    use remoting_proto::apis::opencl::calls::{Info, Target};
 
     /// A device with this maximum work-group size.
     unsafe extern "C" fn groups_of<const SIZE: u64>(

@@ -17,9 +17,9 @@ use std::{
 };
 
 use base::Unpoisoned;
+use remoting_proto::apis::opencl::calls::{CreateBuffer, MemId, Request};
 
 use super::{Server, objects::MadeMem, written::root};
-use crate::apis::opencl::calls::{CreateBuffer, MemId, Request};
 
 /// Parts are aligned to blocks of this many bytes, by which contents are compared.
 pub const BLOCK: u64 = 64 << 10;
@@ -199,6 +199,5 @@ impl Server {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "touched_tests.rs"]
 mod tests;

@@ -1,7 +1,6 @@
 //! Tests of what is recorded about commands, and how parts are joined.
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             BufferRect, ContextId, CopyBuffer, CopyBufferRect, CreateImage, CreateSubBuffer,
@@ -10,11 +9,13 @@ use crate::{
         },
         codes,
     },
-    backends::opencl::{
-        driver::Api,
-        testing::{self, carry_out, order},
-    },
     wire::Blob,
+};
+
+use super::*;
+use crate::backends::opencl::{
+    driver::Api,
+    testing::{self, carry_out, order},
 };
 
 const SIZE: u64 = 8 * BLOCK + 100;

@@ -2,18 +2,19 @@
 
 use std::ptr::{null, null_mut};
 
-use super::{
-    Server,
-    commands::{Slot, Way, sizes},
-    driver::{api::Handle, cl},
-};
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{self, MemId, Order, WindowRange},
         codes, image,
     },
-    link::endpoint::Gone,
     wire::Header,
+};
+use remoting_transport::endpoint::Gone;
+
+use super::{
+    Server,
+    commands::{Slot, Way, sizes},
+    driver::{api::Handle, cl},
 };
 
 /// The device side of a transfer of plain bytes.

@@ -2,19 +2,22 @@
 
 use std::{cell::Cell, ffi::c_void, sync::Arc};
 
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{MemId, Request, StageId, WindowRange, WriteBuffer},
         codes,
     },
+    wire::{Flags, Header, messages::Call},
+};
+use remoting_transport::{port_bell::Waker, window::Window};
+
+use crate::{
     backends::opencl::{
         Server,
         driver::{Api, api::Handle},
         testing::{self, BELL, buffer, carry_out, order},
     },
-    link::{port_bell::Waker, window::Window},
     session::backend::Backend,
-    wire::{Flags, Header, messages::Call},
 };
 
 const MIB: u64 = 1 << 20;

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use object::{Endianness, Object as _, ObjectSection, SectionFlags, elf, read::elf::ElfFile64};
+use remoting_proto::apis::opencl::{calls::ProgramOrigin, codes};
 
 use super::{
     driver::{
@@ -15,7 +16,6 @@ use super::{
     },
     records::{Build, Linked, Origin, ProgramRecord},
 };
-use crate::apis::opencl::{calls::ProgramOrigin, codes};
 
 /// The most devices of a program that are asked.
 const MOST_DEVICES: usize = 64;
@@ -484,7 +484,6 @@ impl<'a> Iterator for Tokens<'a> {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use std::{
         ffi::{CStr, c_char, c_void},
@@ -492,11 +491,11 @@ mod tests {
     };
 
     use super::*;
-    use crate::{
+    use crate::backends::opencl::{Server, driver::api::ProgramCallback, testing};
+    use remoting_proto::{
         apis::opencl::calls::{
             BuildProgram, ContextId, CreateContext, CreateProgram, DeviceId, ProgramId, Request,
         },
-        backends::opencl::{Server, driver::api::ProgramCallback, testing},
         wire::Blob,
     };
 

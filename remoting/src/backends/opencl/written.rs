@@ -16,16 +16,16 @@ use std::{
 };
 
 use base::Unpoisoned;
+use remoting_proto::apis::opencl::{
+    calls::{MemId, Request},
+    codes,
+};
 
 use super::{
     Server,
     objects::{Kernel, MadeMem},
     provenance::MemRecord,
     records::{Argument, MOST_ARGUMENTS},
-};
-use crate::apis::opencl::{
-    calls::{MemId, Request},
-    codes,
 };
 
 /// Objects that may have been written.
@@ -186,6 +186,5 @@ impl Server {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 #[path = "written_tests.rs"]
 mod tests;

@@ -1,16 +1,17 @@
 //! Tests of what is recorded about commands.
 
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::calls::{
         ContextId, CopyBuffer, CreateImage, CreateSubBuffer, FillBuffer, FillImage, Grid,
         ImageShape, KernelId, Marker, NdRange, SetArgument, Value,
     },
-    backends::opencl::{
-        driver::Api,
-        testing::{self, Parameter, Parameters, buffer, carry_out, order, with_parameters},
-    },
     wire::Blob,
+};
+
+use super::*;
+use crate::backends::opencl::{
+    driver::Api,
+    testing::{self, Parameter, Parameters, buffer, carry_out, order, with_parameters},
 };
 
 const BUFFERS: u32 = 4;
@@ -131,7 +132,7 @@ fn a_kernel_with_an_argument_that_was_released_may_write_anything() {
     let mut server = server();
     part(&mut server, 9, 2, 0);
     set(&mut server, 0, 9);
-    let release = crate::apis::opencl::calls::ReleaseMem {
+    let release = remoting_proto::apis::opencl::calls::ReleaseMem {
         id: MemId(9),
         callback: None,
     };

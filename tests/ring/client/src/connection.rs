@@ -3,17 +3,15 @@
 use alloc::{sync::Arc, vec::Vec};
 use core::{fmt, time::Duration};
 
-use gantry_remoting::{
-    link::{
-        bell::Bell,
-        endpoint::{Gone, Receiver, Sender, Spin},
-        ring::{Consumer, Producer},
-        window::{Slice, Window},
-    },
-    wire::{
-        Flags, Header, Malformed, Wire,
-        messages::{ANSWER, Call, WindowRange},
-    },
+use remoting_proto::wire::{
+    Flags, Header, Malformed, Wire,
+    messages::{ANSWER, Call, WindowRange},
+};
+use remoting_transport::{
+    bell::Bell,
+    endpoint::{Gone, Receiver, Sender, Spin},
+    ring::{Consumer, Producer},
+    window::{Slice, Window},
 };
 
 /// Polling time before sleeping: longer than anything here takes except for building a program.

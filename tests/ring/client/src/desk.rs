@@ -6,7 +6,7 @@ use core::{
     sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
-use gantry_remoting::wire::api::ApiId;
+use remoting_proto::wire::api::ApiId;
 
 /// Guest-physical address of the desk.
 pub const ADDRESS: u64 = 0x10_0000;

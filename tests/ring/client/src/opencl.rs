@@ -6,7 +6,7 @@ use alloc::{
     vec::Vec,
 };
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             CreateBuffer, DeviceId, Finish, Grid, Info, KernelId, MemId, NdRange, ReadBuffer,
@@ -14,9 +14,9 @@ use gantry_remoting::{
         },
         codes,
     },
-    link::{bell::Bell, window::Window},
     wire::Blob,
 };
+use remoting_transport::{bell::Bell, window::Window};
 
 use crate::{
     Connection, Failure, Surroundings,

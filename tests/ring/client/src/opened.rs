@@ -2,14 +2,14 @@
 
 use alloc::{vec, vec::Vec};
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::calls::{
         BuildProgram, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId,
         KernelId, Order, Platforms, ProgramId, ProgramOrigin, QueueId,
     },
-    link::bell::Bell,
     wire::Blob,
 };
+use remoting_transport::bell::Bell;
 
 use crate::{Connection, Failure};
 

@@ -2,7 +2,7 @@
 
 use alloc::sync::Arc;
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             CreateBuffer, Finish, Grid, KernelId, MemId, NdRange, ReadBuffer, SetArgument, Value,
@@ -10,9 +10,9 @@ use gantry_remoting::{
         },
         codes,
     },
-    link::{bell::Bell, window::Window},
     wire::Blob,
 };
+use remoting_transport::{bell::Bell, window::Window};
 
 use crate::{
     Connection, Failure,

@@ -21,10 +21,7 @@ use core::{
     panic::PanicInfo,
 };
 
-use gantry_remoting::{
-    apis::{cuda::Cuda, opencl::OpenCl},
-    wire::api::ApiId,
-};
+use remoting_proto::{apis::{cuda::Cuda, opencl::OpenCl}, wire::api::ApiId};
 use gantry_ring_client::{
     Surroundings, Told, cuda,
     desk::{Desk, Orders, Pen, Rounds, State},

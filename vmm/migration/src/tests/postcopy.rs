@@ -7,7 +7,7 @@ use std::{
 
 use base::Patience;
 use devices::accel::left::{Application, Asking, Fetch, Followed, NotMoved};
-use gantry_remoting::link::control::{Command, LONG, Peer};
+use remoting_transport::control::{Command, LONG, Peer};
 
 use super::{
     super::postcopy::{self, Said},

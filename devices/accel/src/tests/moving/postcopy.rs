@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use gantry_remoting::link::control::{Fetch, NotMoved, Peer};
+use remoting_transport::control::{Fetch, NotMoved, Peer};
 
 use super::{super::super::left::Application, *};
 

@@ -1,6 +1,6 @@
 //! A port with several APIs, and pools that serve one of them.
 
-use gantry_remoting::{
+use remoting_proto::{
     apis,
     wire::{
         api::Spoken,

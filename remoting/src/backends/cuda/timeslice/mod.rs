@@ -25,7 +25,6 @@ mod notes;
 pub mod trial;
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests;
 
 use std::{
@@ -38,10 +37,9 @@ use std::{
 };
 
 use base::Unpoisoned;
-
-use crate::turns::Moment;
 use blocks::{Channels, Control, Request};
 use notes::Notes;
+use remoting_turns::Moment;
 
 /// For how long a context stays stopped that nobody renews.
 pub const UNRENEWED: Duration = Duration::from_millis(200);

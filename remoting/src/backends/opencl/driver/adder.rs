@@ -9,11 +9,12 @@ use std::{
     sync::{Mutex, MutexGuard, PoisonError},
 };
 
+use remoting_proto::apis::opencl::codes;
+
 use super::{
     api::{Api, Handle},
     null::{Argument, Outcome},
 };
-use crate::apis::opencl::codes;
 
 /// What a kernel adds to.
 #[derive(Clone, Copy)]

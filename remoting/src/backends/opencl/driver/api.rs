@@ -7,7 +7,7 @@
 
 use std::ffi::{c_char, c_void};
 
-pub use crate::apis::opencl::image::{ImageDesc, ImageFormat};
+pub use remoting_proto::apis::opencl::image::{ImageDesc, ImageFormat};
 
 /// An object of the driver.
 pub type Handle = usize;

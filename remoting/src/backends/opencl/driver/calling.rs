@@ -1,14 +1,14 @@
 //! Calls to the driver, and its events as fences.
 
+use remoting_proto::{apis::opencl::codes, wire::Blob};
+
 use super::api::{Api, Handle};
-use crate::{
-    apis::opencl::codes,
-    session::backend::{Fences, Progress},
-    wire::Blob,
-};
+use crate::session::backend::{Fences, Progress};
 
 /// Calls a driver function. This is the one place that justifies the worker's calls.
-macro_rules! cl {
+#[doc(hidden)]
+#[macro_export]
+macro_rules! __cl {
     ($api:expr, $name:ident($($arg:expr),* $(,)?)) => {{
         let api = &$api;
         // SAFETY: handles come from the tables, each of whose entries owns a reference. Pointers
@@ -20,7 +20,7 @@ macro_rules! cl {
         unsafe { api.$name($($arg),*) }
     }};
 }
-pub(crate) use cl;
+pub use __cl as cl;
 
 /// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
 pub(crate) fn status(api: &Api, event: Handle) -> i32 {

@@ -3,7 +3,6 @@
 #[cfg(any(test, feature = "test-support"))]
 pub mod adder;
 pub mod api;
-#[cfg(feature = "server")]
 mod calling;
 #[cfg(any(test, feature = "test-support"))]
 pub mod null;
@@ -11,5 +10,5 @@ pub mod null;
 pub mod typed;
 
 pub use api::Api;
-#[cfg(feature = "server")]
-pub(crate) use calling::{c_string, cl, outcome, status};
+pub use calling::cl;
+pub(crate) use calling::{c_string, outcome, status};

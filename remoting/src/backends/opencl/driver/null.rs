@@ -11,8 +11,9 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use remoting_proto::apis::opencl::codes;
+
 use super::api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback};
-use crate::apis::opencl::codes;
 
 /// Makes a handle: never 0, and small enough to be a size as well.
 fn some() -> Handle {

@@ -11,11 +11,12 @@ use std::{
     sync::atomic::{AtomicUsize, Ordering},
 };
 
+use remoting_proto::apis::opencl::codes;
+
 use super::{
     api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback},
     null::Argument,
 };
-use crate::apis::opencl::codes;
 
 /// The kind of a handle, stored in its upper half.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -5,9 +5,10 @@
 
 use std::{collections::HashMap, ops::Range, ptr::null, ptr::null_mut, sync::Arc};
 
+use remoting_proto::apis::opencl::{codes, image};
+
 use super::{Bytes, Mapping, save::Log};
 use crate::{
-    apis::opencl::{codes, image},
     backends::opencl::{
         Server,
         driver::{
@@ -799,7 +800,6 @@ fn outside(mut mapped: Vec<(u64, u64)>, size: u64) -> Vec<(u64, u64)> {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use super::*;
 

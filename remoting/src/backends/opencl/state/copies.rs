@@ -200,7 +200,7 @@ impl Copier {
         if let Some(key) = self.key.take() {
             let made = Hashing::new(&self.api, self.context, self.device, key);
             let made = made.inspect_err(|code| {
-                crate::note!(
+                base::note!(
                     "gantry-accel: the driver makes no hashes of buffers (code {code}): all of their \
                      contents are copied while an application that moves stands still"
                 );
@@ -442,7 +442,6 @@ fn changed(now: &[Hash], known: &[Option<Hash>]) -> Vec<std::ops::Range<usize>> 
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests {
     use super::*;
 

@@ -22,15 +22,16 @@ pub use precopy::{Kept, Precopied};
 
 use std::sync::atomic::Ordering;
 
-use super::{Server, missing::Missing};
-use crate::{
+use remoting_proto::{
     apis::opencl::calls::{Answered, EventId, KernelId, MemId, QueueId, SetArgument},
-    session::{checkpoint::Busy, image::Immovable},
     wire::{
         Blob, Wire,
         codec::{named, wire, with},
     },
 };
+
+use super::{Server, missing::Missing};
+use crate::session::{checkpoint::Busy, image::Immovable};
 
 /// Why an application stays whose programs have variables at program scope.
 const HAS_VARIABLES: &str =
@@ -214,11 +215,8 @@ impl Server {
 }
 
 #[cfg(test)]
-#[cfg(not(loom))]
 mod postcopy_tests;
 #[cfg(test)]
-#[cfg(not(loom))]
 mod tests;
 #[cfg(test)]
-#[cfg(not(loom))]
 mod window_tests;

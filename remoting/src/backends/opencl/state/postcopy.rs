@@ -12,6 +12,8 @@ use std::{
 };
 
 use base::{Chain, Patience};
+use remoting_proto::apis::opencl::OpenCl;
+use remoting_transport::control::{self, Command, Fetch, Peer};
 
 use super::{
     Bytes,
@@ -20,13 +22,11 @@ use super::{
     precopy::Kept,
 };
 use crate::{
-    apis::opencl::OpenCl,
     backends::opencl::{
         Server,
         driver::api::Api,
         missing::{Missing, Next, Numbers},
     },
-    link::control::{self, Command, Fetch, Peer},
     session::{
         image::{self, Contents, Immovable},
         notice::Notice,

@@ -9,18 +9,21 @@ use std::{
 };
 
 use proptest::prelude::*;
+use remoting_proto::{
+    apis::opencl::{OpenCl, calls::*, codes},
+    wire::{Flags, Header},
+};
+use remoting_transport::{
+    control::{NotMoved, serve_fetches},
+    window::Window,
+};
 
 use super::{postcopy::LARGE, *};
 use crate::{
-    apis::opencl::{OpenCl, calls::*, codes},
     backends::opencl::{
         driver::{Api, adder, api::Handle},
         testing::{self, carry_out},
         touched::BLOCK,
-    },
-    link::{
-        control::{NotMoved, serve_fetches},
-        window::Window,
     },
     session::{
         checkpoint,
@@ -28,7 +31,6 @@ use crate::{
         postcopy::{Fetch, Remaining},
         server::Error,
     },
-    wire::{Flags, Header},
 };
 
 const BUFFERS: u32 = 3;

@@ -7,6 +7,10 @@ use std::{
 };
 
 use base::Unpoisoned;
+use remoting_proto::{
+    apis::opencl::OpenCl,
+    wire::{Blob, Wire},
+};
 
 use super::{
     Early,
@@ -15,7 +19,6 @@ use super::{
     save::Log,
 };
 use crate::{
-    apis::opencl::OpenCl,
     backends::opencl::{
         Server,
         driver::{
@@ -30,7 +33,6 @@ use crate::{
         image::{Contents, Immovable, Writer},
         precopy::Copying,
     },
-    wire::{Blob, Wire},
 };
 
 /// How long a round waits for outstanding commands before it copies what they may write.

@@ -2,12 +2,16 @@
 
 use std::{collections::HashMap, sync::Arc, thread, time::Duration};
 
-use super::{Entry, Names, Objects, SavedEvent, Status, contents};
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{Answered, ContextId, Request},
         codes,
     },
+    wire::{Flags, Header, Wire},
+};
+
+use super::{Entry, Names, Objects, SavedEvent, Status, contents};
+use crate::{
     backends::opencl::{
         Server,
         callbacks::{self, DriverNotice, Leaf, Reporter},
@@ -19,7 +23,6 @@ use crate::{
         image::{Contents, Immovable},
         notice::Notice,
     },
-    wire::{Flags, Header, Wire},
 };
 
 /// Interval between checks of builds.

@@ -5,12 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use super::{
-    Entry, Mapping, Names, Objects, Precopied, Refused, SavedEvent, Status, contents,
-    copies::Copies,
-    postcopy::{self, LARGE},
-};
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{
             self, Call, ContextId, CreateKernel, CreateProgram, CreateSubBuffer, CreateSubDevices,
@@ -19,6 +14,15 @@ use crate::{
         },
         codes,
     },
+    wire::Blob,
+};
+
+use super::{
+    Entry, Mapping, Names, Objects, Precopied, Refused, SavedEvent, Status, contents,
+    copies::Copies,
+    postcopy::{self, LARGE},
+};
+use crate::{
     backends::opencl::{
         Server,
         driver::{cl, status},
@@ -32,7 +36,6 @@ use crate::{
         postcopy::Remaining,
         table::Table,
     },
-    wire::Blob,
 };
 
 /// The parameters of an event's profiling times.

@@ -6,28 +6,30 @@ use std::{
 
 use base::memory::{Spare, Steps};
 use proptest::prelude::*;
-
-use super::*;
-use crate::{
+use remoting_proto::{
     apis::opencl::{
         calls::{self, *},
         codes,
     },
+    wire::{Flags, Header},
+};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::Receiver,
+    port_bell::Waker,
+    ring::Consumer,
+    window::{self, Slice, Window},
+};
+
+use super::*;
+use crate::{
     backends::opencl::{OpenClBackend, driver::Api, testing},
-    link::{
-        bell::Futex,
-        endpoint::Receiver,
-        port_bell::Waker,
-        ring::Consumer,
-        window::{self, Slice, Window},
-    },
     session::{
         carry::Carried,
         checkpoint::{self, Outcome},
         image::{self, Contents, Immovable, Writer},
         precopy::Asker,
     },
-    wire::{Flags, Header},
 };
 
 mod rounds;
@@ -86,10 +88,10 @@ fn with_rest(server: &mut Server, known: Option<Precopied>, mut new: Server) -> 
     let mut bytes = Vec::new();
     objects.put(&mut bytes);
     writer
-        .finish::<crate::apis::opencl::OpenCl, _>(SHAPE, &Blob(bytes))
+        .finish::<remoting_proto::apis::opencl::OpenCl, _>(SHAPE, &Blob(bytes))
         .unwrap();
     let (state, contents) =
-        Contents::open::<crate::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
+        Contents::open::<remoting_proto::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
     new.restore_objects(&state.0, &contents).unwrap();
     // As in a session that has restored everything.
     new.is_prepared = false;
@@ -503,7 +505,7 @@ fn copied(from: &mut Server, known: Option<Precopied>) -> (Precopied, usize) {
     let writer = Writer::new(image.try_clone().unwrap());
     let (known, copying) = from.precopy_objects(known, writer).unwrap();
     copying().unwrap();
-    let state = Contents::open::<crate::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
+    let state = Contents::open::<remoting_proto::apis::opencl::OpenCl, Blob>(image, SHAPE).unwrap();
     let early = Early::from_bytes(&state.0.0).unwrap();
     (known, early.contents.len())
 }

@@ -2,15 +2,14 @@
 
 use std::{ptr::null, ptr::null_mut, sync::Arc};
 
+use remoting_proto::apis::opencl::calls::{
+    ContextId, CreateBuffer, CreateContext, CreateSubBuffer, DeviceId, MemId,
+};
+
 use super::*;
-use crate::{
-    apis::opencl::calls::{
-        ContextId, CreateBuffer, CreateContext, CreateSubBuffer, DeviceId, MemId,
-    },
-    backends::opencl::{
-        driver::{adder, cl},
-        testing,
-    },
+use crate::backends::opencl::{
+    driver::{adder, cl},
+    testing,
 };
 
 const SIZE: usize = 16 << 10;

@@ -3,7 +3,7 @@
 use alloc::{string::String, sync::Arc, vec::Vec};
 use core::sync::atomic::{AtomicU32, Ordering};
 
-use gantry_remoting::{
+use remoting_proto::{
     apis::cuda::{
         NEVER,
         calls::{
@@ -13,9 +13,9 @@ use gantry_remoting::{
         codes,
         forwarded::number,
     },
-    link::{bell::Bell, window::Window},
     wire::{Blob, Wire},
 };
+use remoting_transport::{bell::Bell, window::Window};
 
 use super::{
     ADD, ADD_NAME, BLOCK, BUFFER, COPIES, Calls, DISABLE_TIMING, NON_BLOCKING, NOTHING,
@@ -26,7 +26,7 @@ use crate::{Connection, Failure, Surroundings, bench::Direction, connection::pla
 /// Bytes at the start of the window's data, before the copied data: the words for waits.
 const WORDS: u64 = 4096;
 
-/// Parameters of a forwarded entry point, in the encoding of `gantry_remoting::apis::cuda::plan`,
+/// Parameters of a forwarded entry point, in the encoding of `remoting_proto::apis::cuda::plan`,
 /// which needs an operating system.
 #[derive(Default)]
 struct Arguments(Vec<u8>);

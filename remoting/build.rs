@@ -1,8 +1,0 @@
-//! Exports `ioctl` from the workers' program, so that the CUDA driver's library calls it.
-
-fn main() {
-    println!("cargo:rerun-if-changed=build.rs");
-    if std::env::var_os("CARGO_FEATURE_WORKER").is_some() {
-        println!("cargo:rustc-link-arg-bin=gantry-accel=-Wl,--export-dynamic-symbol=ioctl");
-    }
-}

@@ -1,0 +1,39 @@
+//! The processes that serve applications.
+//!
+//! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it; `log`: what workers
+//!   write to their standard error; [`process`]: the worker itself; [`options`]: its options; [`confine`]: the sandbox of
+//!   workers; `group`: limits for a worker and everything that it starts; [`compiled`]: the cache of compiled programs,
+//!   which outlives workers; `folders`: where all of them write.
+//! - [`control`]: how an application moves from one worker to another: `moves` and `moving` are the pool's side,
+//!   `standby` a worker's.
+//! - [`stream`]: how applications on other machines reach workers; `handshake`: how a worker accepts its application;
+//!   `pending`: connections that have not completed the handshake.
+//! - [`gate`]: the process behind a gate.
+//! - [`placement`]: which processors are near each other.
+//! - `drivers`: the OpenCL drivers that workers find; [`probe`]: whether a driver works in a worker; [`slices`]:
+//!   whether its time slices do.
+
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
+pub mod compiled;
+pub mod confine;
+pub mod control;
+mod drivers;
+mod folders;
+pub mod gate;
+mod group;
+mod handshake;
+mod listener;
+mod log;
+pub mod moves;
+mod moving;
+pub mod options;
+mod pending;
+pub mod placement;
+pub mod pool;
+pub mod probe;
+pub mod process;
+pub mod slices;
+mod standby;
+pub mod stream;
+mod worker;

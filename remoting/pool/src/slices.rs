@@ -1,0 +1,336 @@
+//! Whether time slices and stops of the GPU's driver do what they say: tried by two processes, confined as workers are.
+
+use std::{
+    io::{self, BufRead, BufReader, Write},
+    path::Path,
+    process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio},
+    thread,
+    time::Duration,
+};
+
+use gantry_remoting::backends::cuda::timeslice::{
+    UNRENEWED,
+    trial::{self, Command, Grid},
+};
+use remoting_proto::wire::api::ApiId;
+
+use super::{
+    compiled, drivers,
+    folders::Folder,
+    options::Options,
+    process::{self, Worker},
+};
+
+/// How long all may take.
+const PATIENCE: Duration = Duration::from_secs(180);
+/// How long a kernel runs for what is counted.
+const RUN: Duration = Duration::from_millis(400);
+/// Time in which a kernel's writes have arrived.
+const SETTLES: Duration = Duration::from_millis(5);
+/// Slices of two processes in microseconds, and how much work one may do by the other's: the ratio of slices is 3, and an
+/// H200 gave 2.55 to 3.16. It would be 1 if slices had no effect.
+const SLICES: [u32; 2] = [2000, 6000];
+const RATIO: std::ops::RangeInclusive<f64> = 2.3..=3.9;
+const SHARED: Duration = Duration::from_secs(1);
+/// What a process beside a stopped one does at least of what it does alone.
+const BESIDE: f64 = 0.9;
+/// The driver's own slice.
+const DEFAULT_SLICE: Duration = Duration::from_micros(2048);
+/// How often a context is stopped and started for each figure, and amid copies.
+const STOPS: u32 = 200;
+const SOAK: u32 = 1000;
+
+/// Why nothing was tried.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder.
+    #[error("cannot make a folder for what a driver writes: name another by --cache")]
+    Folder(#[source] io::Error),
+    /// A process.
+    #[error("cannot start a process that tries time slices")]
+    Start(#[source] io::Error),
+    /// The conversation with a process.
+    #[error("a process that tries time slices has ended")]
+    Ended(#[source] io::Error),
+    /// What a process cannot do.
+    #[error("a process that tries time slices cannot {0}: {1}")]
+    Failed(String, String),
+    /// The output.
+    #[error("cannot write to the standard output")]
+    Output(#[source] io::Error),
+}
+
+/// A process with a context. It is killed when this is dropped.
+struct Process {
+    child: Child,
+    input: ChildStdin,
+    output: BufReader<ChildStdout>,
+    _folder: Folder,
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Process {
+    fn start(program: &Path, options: &Options, number: u32) -> Result<Self, Error> {
+        let name = format!("gantry-slices-{}-{number}", std::process::id());
+        let folder = Folder::create(options.cache.join(name)).map_err(Error::Folder)?;
+        let mut command = Program::new(program);
+        command
+            .arg("sliced")
+            .args(["--api", ApiId::Cuda.name()])
+            .args(["--library", options.library(ApiId::Cuda)])
+            .args(["--heap", &(options.heap() >> 20).to_string()])
+            .arg("--cache")
+            .arg(&folder.0)
+            .envs(compiled::variables(&folder.0))
+            .env("TMPDIR", &folder.0)
+            .envs(drivers::environment())
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped());
+        for path in &options.readable {
+            command.arg("--readable").arg(path);
+        }
+        if let Some(without) = &options.without {
+            command.arg("--without").arg(without.to_string());
+        }
+        let mut child = command.spawn().map_err(Error::Start)?;
+        let missing = || Error::Start(io::ErrorKind::BrokenPipe.into());
+        let input = child.stdin.take().ok_or_else(missing)?;
+        let output = child.stdout.take().ok_or_else(missing)?;
+        let mut process = Self {
+            child,
+            input,
+            output: BufReader::new(output),
+            _folder: folder,
+        };
+        process.answer("start")?;
+        Ok(process)
+    }
+
+    fn answer(&mut self, what: &str) -> Result<u64, Error> {
+        let mut line = String::new();
+        let length = self.output.read_line(&mut line).map_err(Error::Ended)?;
+        let ended = || Error::Ended(io::ErrorKind::UnexpectedEof.into());
+        if length == 0 {
+            return Err(ended());
+        }
+        match line.trim_end().split_once(' ') {
+            Some(("ok", number)) => number.parse().map_err(|_| ended()),
+            Some(("failed", why)) => Err(Error::Failed(what.to_owned(), why.to_owned())),
+            _ => Err(ended()),
+        }
+    }
+
+    fn tell(&mut self, command: Command) -> Result<u64, Error> {
+        writeln!(self.input, "{command}").map_err(Error::Ended)?;
+        self.answer(&command.to_string())
+    }
+
+    /// Keeps a stopped process stopped for this time. Returns whether it was.
+    fn keep_stopped(&mut self, time: Duration) -> Result<bool, Error> {
+        let part = UNRENEWED / 4;
+        for _ in 0..time.as_nanos().div_ceil(part.as_nanos()) {
+            if self.tell(Command::Renew)? == 0 {
+                return Ok(false);
+            }
+            thread::sleep(part);
+        }
+        Ok(self.tell(Command::Renew)? == 1)
+    }
+
+    /// Rounds of its kernel in this time, while `during` is done.
+    fn rounds(
+        &mut self,
+        during: impl FnOnce(&mut Self) -> Result<bool, Error>,
+    ) -> Result<Option<u64>, Error> {
+        thread::sleep(SETTLES);
+        let before = self.tell(Command::Count)?;
+        if !during(self)? {
+            return Ok(None);
+        }
+        Ok(Some(self.tell(Command::Count)?.saturating_sub(before)))
+    }
+}
+
+/// Tries slices and stops, and prints a line for each step. Returns whether all worked.
+///
+/// # Errors
+/// Nothing was tried, or a process failed.
+pub fn run(program: &Path, options: &Options, out: &mut impl Write) -> Result<bool, Error> {
+    let mut all = true;
+    let mut tell = |step: &str, works: bool, found: String| {
+        all &= works;
+        let mark = if works { "" } else { "FAILED: " };
+        writeln!(out, "{step}: {mark}{found}").map_err(Error::Output)
+    };
+    let mut one = Process::start(program, options, 1)?;
+    let mut other = Process::start(program, options, 2)?;
+
+    one.tell(Command::Spin(Grid::Full))?;
+    let ran = one.rounds(|_| pause(RUN))?.unwrap_or(0);
+    let stop = one.tell(Command::Stop)?;
+    let stood = one.rounds(|one| one.keep_stopped(RUN))?;
+    let start = one.tell(Command::Start)?;
+    let went_on = one.rounds(|_| pause(RUN))?.unwrap_or(0);
+    tell(
+        "a stopped kernel stands still",
+        ran > 0 && stood == Some(0) && went_on > 0,
+        format!(
+            "{ran} rounds before, {} while stopped, {went_on} after; stop {stop} us, start {start} us",
+            stood.map_or("unknown".to_owned(), |rounds| rounds.to_string())
+        ),
+    )?;
+
+    let rounds = one.tell(Command::End)?;
+    tell(
+        "its results are right",
+        true,
+        format!("all threads' numbers, the first after {rounds} rounds"),
+    )?;
+
+    for (what, grid) in [
+        ("without work", None),
+        ("with a kernel on one multiprocessor", Some(Grid::One)),
+        ("with a kernel on all", Some(Grid::Full)),
+    ] {
+        if let Some(grid) = grid {
+            one.tell(Command::Spin(grid))?;
+        }
+        let mut times = [Vec::new(), Vec::new()];
+        for _ in 0..STOPS {
+            times[0].push(one.tell(Command::Stop)?);
+            times[1].push(one.tell(Command::Start)?);
+        }
+        if grid.is_some() {
+            one.tell(Command::End)?;
+        }
+        let [stop, start] = times.map(|mut times| {
+            times.sort_unstable();
+            let (median, late) = (times[times.len() / 2], times[times.len() * 99 / 100]);
+            format!("median {median} us, P99 {late} us")
+        });
+        tell(
+            "a context is stopped and started",
+            true,
+            format!("{what}, {STOPS} times: stop {stop}; start {start}"),
+        )?;
+    }
+
+    let rounds = one.tell(Command::Soak(SOAK))?;
+    tell(
+        "stops harm no copies",
+        rounds > 0,
+        format!(
+            "{SOAK} stops amid {rounds} rounds of allocations, copies of up to 4 MiB and kernels, all right"
+        ),
+    )?;
+
+    one.tell(Command::Spin(Grid::Full))?;
+    one.tell(Command::Stop)?;
+    let destroyed = one.tell(Command::Remake)?;
+    let renewed = one.tell(Command::Renew)?;
+    one.tell(Command::Start)?;
+    let again = one.tell(Command::Short(RUN.as_millis() as u32))?;
+    tell(
+        "a context may be destroyed while stopped",
+        renewed == 0 && again > 0,
+        format!("in {destroyed} us; {again} short kernels in another one"),
+    )?;
+
+    one.tell(Command::Spin(Grid::Full))?;
+    one.tell(Command::Stop)?;
+    thread::sleep(UNRENEWED * 2);
+    let again = one.rounds(|_| pause(RUN))?.unwrap_or(0);
+    let renewed = one.tell(Command::Renew)?;
+    one.tell(Command::Start)?;
+    one.tell(Command::End)?;
+    tell(
+        "a stop that nobody renews ends",
+        again > 0 && renewed == 0,
+        format!("{again} rounds after {} ms", (UNRENEWED * 2).as_millis()),
+    )?;
+
+    for [first, second] in [SLICES, [SLICES[1], SLICES[0]]] {
+        let set = one.tell(Command::Slice(first))?;
+        other.tell(Command::Slice(second))?;
+        one.tell(Command::Spin(Grid::Full))?;
+        other.tell(Command::Spin(Grid::Full))?;
+        thread::sleep(SETTLES);
+        let before = [one.tell(Command::Count)?, other.tell(Command::Count)?];
+        thread::sleep(SHARED);
+        let after = [one.tell(Command::Count)?, other.tell(Command::Count)?];
+        one.tell(Command::End)?;
+        other.tell(Command::End)?;
+        let did = [0, 1].map(|index| after[index].saturating_sub(before[index]));
+        let ratio = match first < second {
+            true => did[1] as f64 / did[0] as f64,
+            false => did[0] as f64 / did[1] as f64,
+        };
+        tell(
+            "slices decide about shares",
+            RATIO.contains(&ratio),
+            format!(
+                "{} and {} rounds with {first} and {second} us: a ratio of {ratio:.2}; set in {set} us",
+                did[0], did[1]
+            ),
+        )?;
+    }
+
+    for process in [&mut one, &mut other] {
+        process.tell(Command::Slice(DEFAULT_SLICE.as_micros() as u32))?;
+    }
+    let time = Command::Short(RUN.as_millis() as u32);
+    let alone = other.tell(time)?;
+    one.tell(Command::Spin(Grid::Full))?;
+    let beside = other.tell(time)?;
+    one.tell(Command::Stop)?;
+    // Renewed meanwhile, as this takes longer.
+    let short = Command::Short(UNRENEWED.as_millis() as u32 / 4);
+    let (mut free, mut parts, mut kept) = (0, 0, true);
+    while parts * u128::from(UNRENEWED.as_millis() as u64 / 4) < RUN.as_millis() {
+        kept &= one.tell(Command::Renew)? == 1;
+        free += other.tell(short)?;
+        parts += 1;
+    }
+    one.tell(Command::Start)?;
+    one.tell(Command::End)?;
+    tell(
+        "an endless kernel leaves the GPU while stopped",
+        kept && free as f64 >= BESIDE * alone as f64,
+        format!("{alone} short kernels alone, {beside} beside it, {free} while it is stopped"),
+    )?;
+
+    one.tell(Command::Spin(Grid::Full))?;
+    one.tell(Command::Stop)?;
+    drop(one);
+    let after = other.tell(time)?;
+    tell(
+        "a process may be killed while stopped",
+        after as f64 >= BESIDE * alone as f64,
+        format!("{after} short kernels of another one afterwards"),
+    )?;
+    Ok(all)
+}
+
+fn pause(time: Duration) -> Result<bool, Error> {
+    thread::sleep(time);
+    Ok(true)
+}
+
+/// Is one of the two processes, which is confined first as a worker is. It ends after [`PATIENCE`] if it hangs.
+///
+/// # Errors
+/// It cannot be confined, or the other side has gone.
+pub fn sliced(options: &Options, out: &mut impl Write) -> Result<(), process::Error> {
+    // SAFETY: a plain call. Nobody handles the signal, which ends the process.
+    unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
+    let worker = Worker::confined(options)?;
+    worker.send_no_files()?;
+    trial::serve(options.library(ApiId::Cuda), io::stdin().lock(), out)
+        .map_err(process::Error::Connection)
+}

@@ -1,0 +1,375 @@
+//! A worker process as its pool sees it: starting it, ending it, and removing what it leaves.
+
+use std::{
+    io,
+    os::{
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
+        unix::{net::UnixStream, process::CommandExt},
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    ptr::null_mut,
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError, Sender},
+    },
+    thread,
+    time::Duration,
+};
+
+use base::limits::Limit;
+use remoting_transport::closer::Closer;
+use remoting_turns::introduce;
+
+use super::{
+    compiled, drivers,
+    folders::Folder,
+    group::{self, Group, Groups},
+    listener::Listener,
+    log::Log,
+    options::Options,
+    process::{CONTROL, LISTENER},
+    standby::MOVES,
+    stream,
+};
+
+/// How long to wait before a control group whose processes have not ended is removed again.
+const REMOVE_RETRY: Duration = Duration::from_secs(1);
+
+/// A worker process, and what goes when it does.
+#[derive(Debug)]
+pub(super) struct Worker {
+    /// The number of workers started up to this one.
+    pub number: u64,
+    child: Child,
+    /// Messages from and to the worker.
+    pub channel: UnixStream,
+    /// By which its application is moved.
+    pub control: UnixStream,
+    /// Readable when the process has ended.
+    pub end: OwnedFd,
+    pub remains: Remains,
+}
+
+/// What a worker leaves behind.
+#[derive(Debug)]
+pub(super) struct Remains {
+    pub folder: Folder,
+    pub group: Option<Group>,
+}
+
+impl Worker {
+    /// Kills the process and all that it has started: linkers, or what kernels on a CPU like. It
+    /// has a process group of its own, which nothing in it can leave.
+    pub fn kill(&self) {
+        // SAFETY: a plain call; the process has not been waited for, so that its id is its own.
+        unsafe { libc::kill(-(self.child.id() as libc::pid_t), libc::SIGKILL) };
+    }
+
+    /// Its process id.
+    pub fn id(&self) -> i32 {
+        self.child.id().cast_signed()
+    }
+
+    /// Kills it, waits for it, and has what it leaves removed. `connection` is closed afterwards: the
+    /// other side sees the connection end when the worker has ended, and not before.
+    pub fn end(
+        mut self,
+        connection: Option<Arc<OwnedFd>>,
+        remover: &Sender<Remains>,
+        closer: &Closer,
+    ) {
+        self.kill();
+        let _ = self.child.wait();
+        reap(self.child.id());
+        let group = self.remains.group.as_ref();
+        if group.is_some_and(Group::was_short) {
+            base::note!(
+                "gantry-accel: a worker has ended, as it had no more memory with all that it has \
+                 started: --heap and --window say how much"
+            );
+        }
+        if let Some(connection) = &connection {
+            // The other side sees the end now, even if no close ends.
+            // SAFETY: a plain call.
+            unsafe { libc::shutdown(connection.as_raw_fd(), libc::SHUT_RDWR) };
+        }
+        // The worker may have sent its application's files by any of them.
+        closer.close((connection, self.channel, self.control));
+        let _ = remover.send(self.remains);
+    }
+
+    /// Kills it, and leaves the rest to a thread: a driver may take long to end, and nobody waits for that.
+    pub fn end_aside(self, remover: &Sender<Remains>, closer: &Closer) {
+        self.kill();
+        closer.close(Killed {
+            worker: Some(self),
+            remover: remover.clone(),
+            closer: closer.clone(),
+        });
+    }
+}
+
+/// A worker that was killed: it is waited for as this is dropped.
+struct Killed {
+    worker: Option<Worker>,
+    remover: Sender<Remains>,
+    closer: Closer,
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        if let Some(worker) = self.worker.take() {
+            worker.end(None, &self.remover, &self.closer);
+        }
+    }
+}
+
+/// Waits for processes of a worker that has ended, as far as they are this process's own children and
+/// have ended too: a pool that is the first process of a container, or a subreaper, gets those whose
+/// parents have ended, and nobody else would ever wait for them. Before the group's number, which is
+/// that of the worker, can belong to another.
+fn reap(group: u32) {
+    // SAFETY: a plain call; no status is asked for.
+    while unsafe { libc::waitpid(-(group as libc::pid_t), null_mut(), libc::WNOHANG) } > 0 {}
+}
+
+/// A thread that removes what workers leave, one after the other: a folder with millions of files
+/// takes long, as do processes to end, and others are to be served meanwhile.
+pub(super) fn remover() -> io::Result<Sender<Remains>> {
+    let (to, remains) = mpsc::channel::<Remains>();
+    thread::Builder::new()
+        .name("remove".to_owned())
+        .spawn(move || {
+            // Groups whose processes have not all ended.
+            let mut left: Vec<Group> = Vec::new();
+            loop {
+                left.retain(|group| group.remove().is_err());
+                let next = match left.is_empty() {
+                    true => remains.recv().map_err(|_| RecvTimeoutError::Disconnected),
+                    false => remains.recv_timeout(REMOVE_RETRY),
+                };
+                match next {
+                    Ok(Remains { folder, group }) => {
+                        drop(folder);
+                        left.extend(group);
+                    }
+                    Err(RecvTimeoutError::Timeout) => {}
+                    Err(RecvTimeoutError::Disconnected) => return,
+                }
+            }
+        })?;
+    Ok(to)
+}
+
+/// A worker to start.
+pub(super) struct New<'a> {
+    pub number: u64,
+    pub folder: PathBuf,
+    pub groups: Option<&'a Groups>,
+    pub log: &'a Log,
+    /// Closes what others have sent.
+    pub closer: &'a Closer,
+    /// Whether it takes up another worker's application.
+    pub standby: bool,
+}
+
+pub(super) fn start(
+    listener: &Listener,
+    program: &Path,
+    options: &Options,
+    files: Limit,
+    new: New<'_>,
+) -> io::Result<Worker> {
+    let cache = Folder::create(new.folder)?;
+    let group = new.groups.map(|groups| groups.create(new.number));
+    let remains = Remains {
+        folder: cache,
+        group: group.transpose()?,
+    };
+    let cache = &remains.folder.0;
+    let entrance = remains.group.as_ref().map(Group::entrance).transpose()?;
+    let mut command = Command::new(program);
+    let (channel, theirs) = UnixStream::pair()?;
+    let (moves, worker_moves) = UnixStream::pair()?;
+    let mut given = vec![
+        (listener.socket.as_raw_fd(), LISTENER),
+        (worker_moves.as_raw_fd(), MOVES),
+    ];
+    let control = match &options.arbiter {
+        Some(path) => {
+            let (ours, theirs) = UnixStream::pair()?;
+            given.push((theirs.as_raw_fd(), CONTROL));
+            command.arg("worker").arg("--arbiter").arg(path);
+            Some((ours, theirs, path))
+        }
+        None => {
+            command.arg("worker");
+            None
+        }
+    };
+    describe(&mut command, listener, options, new.standby, cache);
+    let (their_errors, errors) = Log::pipe()?;
+    command
+        .process_group(0)
+        .stdin(Stdio::null())
+        .stdout(OwnedFd::from(theirs))
+        .stderr(their_errors);
+    let pool = std::process::id();
+    // SAFETY: only async-signal-safe calls between fork and exec.
+    unsafe {
+        command.pre_exec(move || {
+            // First of all, so that nothing of it is in the pool's.
+            if let Some(entrance) = &entrance {
+                group::enter(entrance.as_fd())?;
+            }
+            base::child::end_with(pool)?;
+            // Drivers may use `select`. Somebody may have lowered the limit meanwhile.
+            let _ = files.set();
+            // First out of each other's way, then to their places, where they stay open.
+            for (fd, _) in &mut given {
+                *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, MOVES + 1);
+            }
+            for (fd, place) in &given {
+                if *fd < 0 || libc::dup2(*fd, *place) < 0 {
+                    return Err(io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+    // The child would have what is being closed.
+    let pause = new.closer.pause();
+    let child = command.spawn();
+    drop(pause);
+    let mut child = child?;
+    new.log.add(errors, child.id());
+    // With it goes this process's copy of the worker's end of the channel.
+    drop(command);
+    let attended = match control {
+        Some((ours, _, path)) => introduce::attend(&child, ours, path.clone()),
+        None => Ok(()),
+    };
+    let end = attended.and_then(|()| handle(&child)).inspect_err(|_| {
+        let _ = child.kill();
+        let _ = child.wait();
+    })?;
+    Ok(Worker {
+        number: new.number,
+        child,
+        channel,
+        control: moves,
+        end,
+        remains,
+    })
+}
+
+/// Says by arguments and environment what a worker is to be.
+fn describe(
+    command: &mut Command,
+    listener: &Listener,
+    options: &Options,
+    standby: bool,
+    cache: &Path,
+) {
+    if let Some(name) = &options.name {
+        command.args(["--name", name]);
+    }
+    if let Some(protocol) = listener.protocol {
+        stream::pass_on(command, protocol, listener.keeper.as_ref(), &options.stream);
+    }
+    for path in &options.readable {
+        command.arg("--readable").arg(path);
+    }
+    if let Some(folder) = &options.cuda_libraries {
+        command.arg("--cuda-libraries").arg(folder);
+    }
+    if let Some(folder) = &options.compiled {
+        command.arg("--compiled").arg(folder);
+    }
+    if let Some(without) = &options.without {
+        command.arg("--without").arg(without.to_string());
+    }
+    for library in &options.library {
+        command.arg("--library").arg(library.to_string());
+    }
+    if options.late {
+        command.arg("--late");
+    }
+    if standby {
+        command.arg("--standby");
+    }
+    command
+        .args(["--api", &options.named_apis(",")])
+        .args(["--devices", &options.devices.to_string()])
+        .args(["--weight", &options.weight.to_string()])
+        .args(["--window", &options.window.to_string()])
+        .args(["--spin", &options.spin.to_string()])
+        .args(["--memory", &options.memory.to_string()])
+        .args(["--kernel-limit", &options.kernel_limit.to_string()])
+        .args(["--heap", &(options.heap() >> 20).to_string()])
+        .arg("--cache")
+        .arg(cache)
+        .envs(compiled::variables(cache))
+        .env("TMPDIR", cache)
+        .envs(drivers::environment());
+}
+
+/// A descriptor that is readable when a process has ended, which has not been waited for.
+pub(super) fn handle(child: &Child) -> io::Result<OwnedFd> {
+    // SAFETY: a plain call; the child has not been waited for, so that its id is its own.
+    let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, child.id(), 0) };
+    if handle < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(handle as i32) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_workers_orphans_do_not_stay_zombies_of_its_pool() {
+        // SAFETY: plain calls; the child makes system calls and ends. A process of its own, as
+        // orphans of other tests would become this one's children too.
+        let status = unsafe {
+            let pool = libc::fork();
+            if pool == 0 {
+                libc::_exit(i32::from(!leaves_none()));
+            }
+            let mut status = -1;
+            libc::waitpid(pool, &raw mut status, 0);
+            status
+        };
+        assert_eq!(status, 0);
+    }
+
+    /// Whether a process that gets orphans has no children when a worker and its group have ended.
+    /// System calls alone: for a process that was forked.
+    fn leaves_none() -> bool {
+        // SAFETY: as above; information that nobody reads otherwise.
+        unsafe {
+            libc::prctl(libc::PR_SET_CHILD_SUBREAPER, 1);
+            let worker = libc::fork();
+            if worker == 0 {
+                libc::setpgid(0, 0);
+                for _ in 0..3 {
+                    let linker = libc::fork();
+                    if linker == 0 {
+                        libc::_exit(0);
+                    }
+                    // Ended, and not waited for.
+                    let mut info = std::mem::zeroed();
+                    let how = libc::WEXITED | libc::WNOWAIT;
+                    libc::waitid(libc::P_PID, linker as libc::id_t, &raw mut info, how);
+                }
+                libc::_exit(0);
+            }
+            libc::waitpid(worker, null_mut(), 0);
+            reap(worker as u32);
+            libc::waitpid(-1, null_mut(), libc::WNOHANG) < 0
+        }
+    }
+}

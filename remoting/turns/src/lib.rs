@@ -1,0 +1,36 @@
+//! Taking turns on a device that others share.
+//!
+//! ```text
+//!              connection, process           grants (shared memory that the worker reads)
+//!   pool ───────────────────────> arbiter ──────────────────────────────────────────> worker
+//!     └── connection ──> worker      ^ └───── "look" (socket) ──────────────────────────┘ │
+//!                                    └── "I want it", "I am done", account (shared) ──────┘
+//! ```
+//!
+//! A worker submits only during its turn. It reads from shared memory whether it has a turn and
+//! whether somebody else waits: as long as it is alone, it sends no messages. The arbiter (the
+//! crate above) decides how long turns are and who gets the next one.
+//!
+//! - [`meter`]: how much to submit, so that the device is busy until the end of a turn and not beyond.
+//! - [`pauses`]: how long an application is expected to stay away between two batches.
+//! - [`page`]: the memory that worker and arbiter share; [`message`]: their messages; [`session`]: a
+//!   connection with both.
+//! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a confined
+//!   worker makes none, and how a program of the host without a pool introduces itself.
+
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
+
+mod clock;
+#[cfg(any(test, feature = "test-support"))]
+#[doc(hidden)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+pub mod fake;
+pub mod introduce;
+pub mod message;
+pub mod meter;
+pub mod page;
+pub mod pauses;
+pub mod session;
+pub mod worker;
+
+pub use clock::Moment;
