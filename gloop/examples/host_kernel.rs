@@ -10,7 +10,7 @@ mod host_kernel;
 use std::{error::Error, sync::atomic::Ordering};
 
 use gloop::{
-    job,
+    state,
     turns::{self, Join, Member},
 };
 

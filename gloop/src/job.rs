@@ -13,6 +13,7 @@ use std::{
 
 use remoting_turns::session::Session;
 
+pub use crate::state::State;
 use crate::{
     cuda::{self, Args, Buffer, Gpu, GrantPage, Kernel, Module, Registered, Stream},
     layout::{Block, Board, Ctl, ExitCode, Rings},
@@ -322,19 +323,6 @@ impl AsRef<Memory> for PagesOf {
     fn as_ref(&self) -> &Memory {
         &self.0.pages
     }
-}
-
-/// The state of a job.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// Not launched, or stopped.
-    Ready,
-    /// It has left the GPU because it waits for events.
-    Waiting,
-    /// On the GPU, or ended without this having been noticed.
-    Running,
-    /// Everything is done.
-    Done,
 }
 
 struct JobMemory {

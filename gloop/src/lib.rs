@@ -48,6 +48,8 @@ pub mod ring;
 pub mod serve;
 pub mod slots;
 #[cfg(not(loom))]
+pub mod state;
+#[cfg(not(loom))]
 pub mod turns;
 
 #[cfg(not(loom))]

@@ -39,7 +39,7 @@ use remoting_turns::{
     session::{self, NoSession, Session},
 };
 
-use crate::job::State;
+use crate::state::State;
 
 pub use remoting_turns::message::Join;
 

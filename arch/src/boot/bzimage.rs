@@ -7,7 +7,7 @@ use linux_loader::loader::{BzImage, KernelLoader};
 use vm_memory::{ByteValued, GuestAddress, GuestMemoryBackend};
 
 use super::error::CMDLINE_LIMIT;
-use super::kernel::{check_footprint, read_at};
+use super::segment::{check_footprint, read_at};
 use super::{BootError, BootProtocol, Image, LoadedKernel};
 use crate::layout::{self, AddressMap, AddressRange, HIGH_RAM_START};
 

@@ -6,8 +6,11 @@ use linux_loader::loader::{Elf, KernelLoader};
 use vm_memory::{GuestAddress, GuestMemoryBackend};
 
 use super::error::CMDLINE_LIMIT;
-use super::{BootError, BootProtocol, Image, LoadedKernel, bzimage};
-use crate::layout::{AddressMap, AddressRange, HIGH_RAM_START, MIB};
+use super::{
+    BootError, BootProtocol, Image, LoadedKernel, bzimage,
+    segment::{check_footprint, read_at},
+};
+use crate::layout::{AddressMap, AddressRange};
 
 /// Size of `Elf64_Ehdr` in bytes.
 const ELF_HEADER_SIZE: usize = 64;
@@ -99,41 +102,6 @@ fn read_start<F: Read + Seek>(file: &mut F, buf: &mut [u8]) -> io::Result<usize>
         }
     }
     Ok(len)
-}
-
-/// Fills `buf` from offset `at`; errors name it `what`.
-pub(super) fn read_at<F: Read + Seek>(
-    file: &mut F,
-    at: u64,
-    buf: &mut [u8],
-    size: u64,
-    what: &'static str,
-) -> Result<(), BootError> {
-    let needed = at.saturating_add(buf.len() as u64);
-    if needed > size {
-        return Err(BootError::Truncated { what, needed, size });
-    }
-    file.seek(SeekFrom::Start(at))
-        .and_then(|_| file.read_exact(buf))
-        .map_err(|source| BootError::ReadKernel { what, source })
-}
-
-/// Checks that the guest has RAM for all of `range`, and that it is above the boot data.
-pub(super) fn check_footprint(map: &AddressMap, range: AddressRange) -> Result<(), BootError> {
-    if range.start < HIGH_RAM_START {
-        return Err(BootError::BadHeader {
-            what: "its load address",
-            value: range.start,
-        });
-    }
-    if range.end() > map.low_ram().end() || range.overlaps(&map.hole()) {
-        return Err(BootError::KernelDoesNotFit {
-            start: range.start,
-            end: range.end(),
-            ram: map.low_ram().size / MIB,
-        });
-    }
-    Ok(())
 }
 
 /// Reads the little-endian number of at most eight bytes at `at`, which must be within `bytes`.

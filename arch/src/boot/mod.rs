@@ -12,6 +12,7 @@ mod error;
 mod kernel;
 mod paging;
 mod pvh;
+mod segment;
 mod zero_page;
 
 use std::io::{Read, Seek};

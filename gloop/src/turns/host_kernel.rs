@@ -14,7 +14,7 @@ use std::{
 use remoting_turns::session::Session;
 
 use crate::{
-    job::State,
+    state::State,
     turns::{Error, Resumable},
 };
 

@@ -53,6 +53,13 @@ pub const SCENARIOS: &[Entry] = &[
     ),
 ];
 
+/// Path of a device's own file.
+pub fn node(device: &HostDevice) -> Result<String> {
+    let mut names = std::fs::read_dir(device.path.join("vfio-dev"))?;
+    let name = names.next().context("the kernel has no file for it")??;
+    Ok(format!("/dev/vfio/devices/{}", name.file_name().display()))
+}
+
 /// Registers, DMA and an interrupt.
 pub fn edu_works(guest: &mut Guest) -> Result<()> {
     let said = guest.run("agent edu-check")?;

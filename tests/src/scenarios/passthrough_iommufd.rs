@@ -8,7 +8,7 @@ use serde_json::json;
 use super::{
     Context, Entry,
     hotplug::gone,
-    passthrough::{self, edu_works},
+    passthrough::{self, edu_works, node},
     passthrough_state::{self, MIB, disk_works, locked},
     passthrough_topology, passthrough_unprivileged,
 };
@@ -73,13 +73,6 @@ fn open_files(gantry: &Gantry) -> Result<Vec<String>> {
     }
     files.sort();
     Ok(files)
-}
-
-/// Path of a device's own file.
-pub fn node(device: &HostDevice) -> Result<String> {
-    let mut names = fs::read_dir(device.path.join("vfio-dev"))?;
-    let name = names.next().context("the kernel has no file for it")??;
-    Ok(format!("/dev/vfio/devices/{}", name.file_name().display()))
 }
 
 /// Ends a scenario that also runs with groups: checks that they were not used this time.

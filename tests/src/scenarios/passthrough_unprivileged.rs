@@ -11,8 +11,7 @@ use serde_json::{Value, json};
 
 use super::{
     Context, Entry,
-    passthrough::edu_works,
-    passthrough_iommufd::node,
+    passthrough::{edu_works, node},
     passthrough_state::{MIB, locked},
 };
 use crate::{

@@ -15,7 +15,6 @@ use vmm_api::{
     VmRemoveDevice, VmResize, VmResizeDisk, VmResizeZone, VmSnapshotConfig, VmSwapDevice,
     model::to_url,
 };
-use vmm_config::syntax;
 
 use super::{
     Client, ClientError,
@@ -99,10 +98,10 @@ pub enum Action {
         #[arg(long, value_name = "N")]
         cpus: Option<u32>,
         /// Size of memory, such as 2G.
-        #[arg(long, value_name = "SIZE", value_parser = size)]
+        #[arg(long, value_name = "SIZE", value_parser = super::size)]
         memory: Option<u64>,
         /// Size of the balloon, such as 512M.
-        #[arg(long, value_name = "SIZE", value_parser = size)]
+        #[arg(long, value_name = "SIZE", value_parser = super::size)]
         balloon: Option<u64>,
     },
     /// Change the size of a disk.
@@ -111,7 +110,7 @@ pub enum Action {
         #[arg(long, visible_alias = "id", value_name = "ID")]
         disk: String,
         /// New size, such as 10G.
-        #[arg(long, value_name = "SIZE", value_parser = size)]
+        #[arg(long, value_name = "SIZE", value_parser = super::size)]
         size: u64,
     },
     /// Change the size of a memory zone.
@@ -120,7 +119,7 @@ pub enum Action {
         #[arg(long, value_name = "ID")]
         id: String,
         /// New size, such as 2G.
-        #[arg(long, value_name = "SIZE", value_parser = size)]
+        #[arg(long, value_name = "SIZE", value_parser = super::size)]
         size: u64,
     },
     /// Add a device, with one command for each kind.
@@ -244,10 +243,6 @@ pub enum CtlError {
 #[expect(clippy::unnecessary_wraps, reason = "clap's parsers may fail")]
 fn host_device(text: &str) -> Result<PathBuf, String> {
     Ok(vmm_config::host_device(text).map_or_else(|| text.into(), Into::into))
-}
-
-pub(super) fn size(text: &str) -> Result<u64, String> {
-    syntax::size(text).ok_or_else(|| "this is no size, such as 4096, 512M, 2G or 2GiB".to_owned())
 }
 
 impl Ctl {

@@ -8,7 +8,7 @@ use vmm_api::{
 };
 use vmm_migration::progress::{LOOK, MigrationInfo, Phase};
 
-use super::{Client, ClientError, CtlError, ctl::size, vm::Confinement};
+use super::{Client, ClientError, CtlError, size, vm::Confinement};
 
 /// Arguments for sending a VM.
 #[derive(Args, Clone, Debug)]

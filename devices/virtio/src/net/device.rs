@@ -32,7 +32,8 @@ use virtio_bindings::bindings::virtio_net::{
 use super::{
     announce,
     control::{self, Choice, ControlQueue},
-    frames::{Counters, PairWorker, Transmitter},
+    counters::Counters,
+    frames::{PairWorker, Transmitter},
     interface::Interface,
     receive::Receiver,
     tap::{Tap, TapError},

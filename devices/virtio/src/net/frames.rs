@@ -2,10 +2,7 @@
 
 use std::{
     os::fd::AsRawFd,
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
 };
 
 use device_model::{throttle::Throttle, worker::DeviceWorker};
@@ -15,6 +12,7 @@ use vmm_sys_util::epoll::EventSet;
 use super::{
     buffers::Buffers,
     control::ControlQueue,
+    counters::Counters,
     receive::Receiver,
     tap::{HEADER, Tap},
 };
@@ -26,15 +24,6 @@ const TAP: u32 = 2;
 const RECEIVE_LIMIT: u32 = 3;
 const TRANSMIT_LIMIT: u32 = 4;
 const KICK_CONTROL: u32 = 5;
-
-/// Traffic of a card; bytes without virtio headers.
-#[derive(Debug, Default)]
-pub struct Counters {
-    pub rx_bytes: AtomicU64,
-    pub rx_frames: AtomicU64,
-    pub tx_bytes: AtomicU64,
-    pub tx_frames: AtomicU64,
-}
 
 /// Serves a transmit queue.
 pub struct Transmitter {

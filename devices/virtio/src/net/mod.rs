@@ -13,6 +13,7 @@
 mod announce;
 mod buffers;
 mod control;
+mod counters;
 mod device;
 mod frames;
 mod interface;

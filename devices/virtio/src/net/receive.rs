@@ -14,7 +14,7 @@ use device_model::throttle::Throttle;
 
 use super::{
     buffers::Buffers,
-    frames::Counters,
+    counters::Counters,
     tap::{HEADER, Tap},
 };
 use crate::served::{Next, ServedQueue, Taken};

@@ -4,8 +4,8 @@ use core::fmt;
 
 use super::{
     codec::Malformed,
-    hello::{NUMBER, Version},
     messages::{EventId, StageId},
+    version::{NUMBER, Version},
 };
 
 /// An accelerator API.

@@ -2,6 +2,7 @@
 
 use core::fmt;
 
+pub use super::version::{NUMBER, Version};
 use super::{
     api::{Api, ApiId, Spoken},
     codec::{Malformed, Reader, Wire},
@@ -11,18 +12,6 @@ use super::{
 pub const MAGIC: [u8; 8] = *b"GANTRYRM";
 /// The size of every hello in bytes.
 pub const SIZE: usize = 48;
-
-/// Protocol number, incremented when the meaning of messages, or how rings hold them, changes.
-pub const NUMBER: u32 = 11;
-
-/// The version of a build: that of the protocol, and that of one API.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Version {
-    /// The protocol's number: [`NUMBER`].
-    pub number: u32,
-    /// Hash of the API's schema.
-    pub fingerprint: u64,
-}
 
 impl fmt::Display for Version {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

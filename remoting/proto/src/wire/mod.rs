@@ -11,6 +11,7 @@ pub mod codec;
 pub mod frame;
 pub mod hello;
 pub mod messages;
+pub mod version;
 
 pub use api::Api;
 pub use codec::{Blob, Malformed, Reader, Wire};
