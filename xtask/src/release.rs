@@ -86,11 +86,11 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
     let mut debug = program.as_os_str().to_owned();
     debug.push(".debug");
     let symbols = packages::output(Command::new("nm").arg(&debug))?;
-    // Mangled names contain the names of their crates.
+    // Mangled names contain the names of their crates; this one is only in gantry.
     let functions = symbols.lines().filter_map(|line| {
         let mut words = line.split_whitespace();
         let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
-        (matches!(kind, "t" | "T") && name.contains("3vmm")).then_some(address)
+        (matches!(kind, "t" | "T") && name.contains("11vmm_machine")).then_some(address)
     });
     let functions: Vec<_> = functions.take(SAMPLE).collect();
     // The program's link to the debug file works for debuggers and for Rust's runtime.
@@ -101,7 +101,8 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
     };
     let named = |told: &str| {
         let lines: Vec<_> = told.lines().collect();
-        let is_named = |pair: &&[&str]| pair[0].contains("vmm::") && pair[1].contains(".rs:");
+        let is_named =
+            |pair: &&[&str]| pair[0].contains("vmm_machine::") && pair[1].contains(".rs:");
         lines.chunks_exact(2).filter(is_named).count()
     };
     let elsewhere = program.with_extension("alone");

@@ -261,6 +261,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_devices_file_is_permitted() {
+        let disk = serde_json::json!({"payload": {}, "disks": [{"path": "/dev/null"}]});
+        let rules = paths(&serde_json::from_value(disk).unwrap()).unwrap();
+        let null = |(path, _): &Rule| path.as_os_str() == "/dev/null";
+        assert!(rules.iter().any(null));
+    }
+
+    #[test]
     fn a_restore_on_demand_may_open_its_device() {
         let rules = restored(Path::new("/snapshot"));
         let allows = |path: &str| rules.iter().any(|(allowed, _)| allowed == Path::new(path));
