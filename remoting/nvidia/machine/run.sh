@@ -22,6 +22,7 @@
 #   alone     a program without a worker is suspended and resumed by gantry-checkpoint
 #   suspensions  the same amid training, $SUSPENSIONS times (20), each time with another worker
 #   gpus      two GPUs: peer copies, NCCL, a model trained by both
+#   some      the last of several GPUs alone, by gantry-nvidia --gpu
 set -u
 here=$(dirname "$(realpath "$0")")
 binaries=$(realpath "${1:?usage: $0 BINARIES OUT [PART...]}")
@@ -182,6 +183,19 @@ for part in $parts; do
       both managed ./managed
       ;;
     gpus) both gpus python3 two_gpus.py ;;
+    some)
+      uuid=$(nvidia-smi --query-gpu=uuid --format=csv,noheader | tail -1)
+      start_worker --gpu "$uuid"
+      echo "some: $uuid of $(nvidia-smi -L | wc -l) GPUs; files of the worker: $(ls -l /proc/$worker/fd | grep -o '/dev/nvidia[0-9].*' | sort -u | tr '\n' ' ')"
+      ask='import torch; print(torch.cuda.device_count(), "GPU-%s" % torch.cuda.get_device_properties(0).uuid, torch.arange(9, device="cuda").sum().item())'
+      CUDA_VISIBLE_DEVICES=$uuid timeout 100 python3 -c "$ask" >"$out/some.native" 2>"$out/some.native.err"
+      through timeout 100 python3 -c "$ask" >"$out/some.worker" 2>"$out/some.worker.err"
+      cat "$out/some.worker"
+      through nvidia-smi --query-gpu=uuid --format=csv,noheader | tee "$out/some.smi"
+      if cmp "$out/some.native" "$out/some.worker" && [ "$(cat "$out/some.smi")" = "$uuid" ]; then echo 'equal: some'; else echo 'DIFFERENT: some'; fi
+      if CUDA_VISIBLE_DEVICES=1 through ./drv >"$out/some.other" 2>&1; then echo 'some: ANOTHER GPU IS SERVED'; else tail -1 "$out/some.other"; fi
+      start_worker
+      ;;
     *) echo "no part: $part" ;;
   esac
 done

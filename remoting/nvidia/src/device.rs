@@ -101,14 +101,28 @@ pub trait Device: Send + Sync {
     -> io::Result<i32>;
 }
 
-/// Some of a machine's GPUs, by the numbers of their files. Programs find none of the others' files, as in a container
-/// that has not got them.
+/// A GPU that programs see.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shown {
+    /// The number N of its file `/dev/nvidiaN`.
+    pub number: u8,
+    /// What the driver calls it, after its PCI address: the domain, the bus and the device, from bit 16, 8 and 0.
+    pub id: u32,
+}
+
+/// Some of a machine's GPUs. Programs find none of the others' files, as in a container that has not got them.
 pub struct Visible<D> {
     /// The device files of the machine.
     pub device: D,
-    /// The numbers.
-    pub gpus: Vec<u8>,
+    /// Those that are seen.
+    pub gpus: Vec<Shown>,
 }
+
+/// The call that has the driver start GPUs for a file (`NV_ESC_ATTACH_GPUS_TO_FD`): up to 32 of their identifiers, or
+/// zeroes.
+const ATTACH: u32 =
+    3 << 30 | (size_of::<[u32; MOST_ATTACHED]>() as u32) << 16 | (b'F' as u32) << 8 | 212;
+const MOST_ATTACHED: usize = 32;
 
 impl<D: Device> Device for Visible<D> {
     fn version(&self) -> io::Result<String> {
@@ -130,7 +144,10 @@ impl<D: Device> Device for Visible<D> {
     }
 
     fn shows(&self, node: Node) -> bool {
-        !matches!(node, Node::Gpu(number) if !self.gpus.contains(&number))
+        match node {
+            Node::Gpu(number) => self.gpus.iter().any(|gpu| gpu.number == number),
+            Node::Control | Node::Uvm => true,
+        }
     }
 
     unsafe fn call(
@@ -139,6 +156,15 @@ impl<D: Device> Device for Visible<D> {
         command: u32,
         argument: *mut u8,
     ) -> io::Result<i32> {
+        if command == ATTACH {
+            // The driver asks for no open file of the GPU there.
+            // SAFETY: the caller vouches for the block, whose size in the tables this is.
+            let ids = unsafe { argument.cast::<[u32; MOST_ATTACHED]>().read_unaligned() };
+            let shown = |id: &u32| *id == 0 || self.gpus.iter().any(|gpu| gpu.id == *id);
+            if !ids.iter().all(shown) {
+                return Err(io::Error::from_raw_os_error(libc::EINVAL));
+            }
+        }
         // SAFETY: the caller's.
         unsafe { self.device.call(file, command, argument) }
     }
@@ -197,14 +223,40 @@ impl Device for Kernel {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::AsFd;
+
     use super::*;
     use crate::stand_in::StandIn;
+
+    fn shown(number: u8) -> Shown {
+        let id = u32::from(number) << 8;
+        Shown { number, id }
+    }
+
+    #[test]
+    fn a_gpu_that_is_not_visible_is_not_started() {
+        let visible = Visible {
+            device: StandIn::default(),
+            gpus: vec![shown(1)],
+        };
+        let file = visible.open(Node::Control).expect("it is there");
+        let attach = |ids: &[u32]| {
+            let mut block = [0u32; MOST_ATTACHED];
+            block[..ids.len()].copy_from_slice(ids);
+            // SAFETY: a whole block.
+            let made = unsafe { visible.call(file.as_fd(), ATTACH, block.as_mut_ptr().cast()) };
+            made.map_err(|error| error.raw_os_error())
+        };
+        assert_ne!(attach(&[0x100]), Err(Some(libc::EINVAL)));
+        assert_eq!(attach(&[0x200]), Err(Some(libc::EINVAL)));
+        assert_eq!(attach(&[0x100, 0, 0x200]), Err(Some(libc::EINVAL)));
+    }
 
     #[test]
     fn a_gpu_that_is_not_visible_has_no_file() {
         let visible = Visible {
             device: StandIn::default(),
-            gpus: vec![1, 2],
+            gpus: vec![shown(1), shown(2)],
         };
         let missing = |error: io::Error| assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
         missing(visible.open(Node::Gpu(0)).expect_err("it is hidden"));

@@ -6,7 +6,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use base::gpus::{Gpu, Selection, Unmatched};
+use base::gpus::{Address, Gpu, Selection, Unmatched};
+
+use crate::device::Shown;
 
 /// Where the kernel module lists them.
 pub const LISTED: &str = "/proc/driver/nvidia/gpus";
@@ -25,46 +27,58 @@ pub enum Error {
     Unmatched(#[from] Unmatched),
 }
 
-/// A GPU, and the number N of its file `/dev/nvidiaN`, from the kernel module's text.
-fn parse(address: &str, text: &str) -> Option<(Gpu, u8)> {
+/// A GPU and how programs see it, from the kernel module's text; nothing for one that is excluded from use. `None`: the text
+/// does not say.
+fn parse(address: &str, text: &str) -> Option<Option<(Gpu, Shown)>> {
     let value = |name: &str| {
         let mut lines = text.lines().filter_map(|line| line.split_once(':'));
         let found = lines.find(|(key, _)| *key == name);
         found.map(|(_, value)| value.trim())
     };
+    if value("GPU Excluded") == Some("Yes") {
+        return Some(None);
+    }
     let number = value("Device Minor")?.parse().ok()?;
+    let address: Address = address.parse().ok()?;
+    let place = u32::from(address.bus) << 8 | u32::from(address.device);
+    let shown = Shown {
+        number,
+        id: address.domain << 16 | place,
+    };
     // Question marks, as long as no program has used the GPU.
     let is_known = |uuid: &&str| uuid.starts_with("GPU-") && !uuid.contains('?');
     let gpu = Gpu {
         name: value("Model").unwrap_or_default().to_owned(),
         uuid: value("GPU UUID").filter(is_known).map(str::to_owned),
-        address: address.parse().ok(),
+        address: Some(address),
     };
-    Some((gpu, number))
+    Some(Some((gpu, shown)))
 }
 
-/// The numbers N of the files `/dev/nvidiaN` of the selected GPUs, of those that are listed in a folder.
+/// The selected GPUs, of those that are listed in a folder and not excluded from use.
 ///
 /// # Errors
 /// The list cannot be read, or the selection does not fit.
-pub fn files(selection: &Selection, listed: &Path) -> Result<Vec<u8>, Error> {
+pub fn files(selection: &Selection, listed: &Path) -> Result<Vec<Shown>, Error> {
     let failed = |path: &Path| {
         let path = path.to_owned();
         |error| Error::List(path, error)
     };
-    let (mut gpus, mut numbers) = (Vec::new(), Vec::new());
+    let (mut gpus, mut all) = (Vec::new(), Vec::new());
     for entry in fs::read_dir(listed).map_err(failed(listed))? {
         let entry = entry.map_err(failed(listed))?;
         let path = entry.path().join("information");
         let text = fs::read_to_string(&path).map_err(failed(&path))?;
         let address = entry.file_name();
         let parsed = parse(&address.to_string_lossy(), &text);
-        let (gpu, number) = parsed.ok_or(Error::NoFile(path))?;
+        let Some((gpu, shown)) = parsed.ok_or(Error::NoFile(path))? else {
+            continue;
+        };
         gpus.push(gpu);
-        numbers.push(number);
+        all.push(shown);
     }
     let selected = selection.of(&gpus)?;
-    Ok(selected.into_iter().map(|at| numbers[at]).collect())
+    Ok(selected.into_iter().map(|at| all[at]).collect())
 }
 
 #[cfg(test)]
@@ -91,7 +105,8 @@ mod tests {
         let folder = listed(&[("0000:65:00.0", H200), ("0000:17:00.0", L4)]);
         let of = |text: &str| {
             let selection = text.parse().expect("a selection");
-            files(&selection, folder.path()).map_err(|error| error.to_string())
+            let found = files(&selection, folder.path()).map_err(|error| error.to_string())?;
+            Ok::<_, String>(found.into_iter().map(|gpu| gpu.number).collect::<Vec<_>>())
         };
         for (text, numbers) in [
             ("0", vec![0]),
@@ -102,6 +117,24 @@ mod tests {
         ] {
             assert_eq!(of(text), Ok(numbers), "{text}");
         }
+        let found = files(&"1".parse().expect("a selection"), folder.path()).expect("it is there");
+        assert_eq!(
+            found,
+            [Shown {
+                number: 3,
+                id: 0x6500
+            }]
+        );
+        let excluded = H200.replace("Excluded:\t No", "Excluded:\t Yes");
+        let without = listed(&[("0000:05:00.0", &excluded), ("0000:17:00.0", L4)]);
+        let found = files(&"0".parse().expect("a selection"), without.path()).expect("it is there");
+        assert_eq!(
+            found,
+            [Shown {
+                number: 0,
+                id: 0x1700
+            }]
+        );
         let error = of("A100").expect_err("there is none");
         assert!(error.contains("no GPU matches 'A100'") && error.contains("NVIDIA L4"));
     }

@@ -17,7 +17,7 @@ use base::{
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_nvidia::{
     confine::{Serving, confine},
-    device::{Device, Kernel, Visible},
+    device::{Device, Kernel, Shown, Visible},
     driver_image, gpus, machine, pool,
     record::Record,
     server::{Listener, Worker},
@@ -104,7 +104,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn Error>> {
 }
 
 /// The device files that programs see, those of all GPUs for `None`.
-fn device(gpus: Option<&[u8]>) -> Box<dyn Device> {
+fn device(gpus: Option<&[Shown]>) -> Box<dyn Device> {
     match gpus {
         None => Box::new(Kernel),
         Some(gpus) => Box::new(Visible {
