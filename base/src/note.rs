@@ -76,6 +76,14 @@ impl fmt::Display for Unsaid {
 }
 
 impl Seldom {
+    /// No message so far.
+    pub const fn new() -> Self {
+        Self {
+            last: None,
+            unsaid: 0,
+        }
+    }
+
     /// Returns `Some` if a message is due now.
     pub fn due(&mut self) -> Option<Unsaid> {
         if self.last.is_some_and(|last| last.elapsed() < QUIET) {

@@ -14,8 +14,9 @@
 //! passes them to [`ioctl`] here. It makes each call as it is, and notes what has been made and freed. Two control
 //! calls are added, and no others.
 //!
-//! A call that frees a stopped channel would wait for it in the driver, with the lock that starting it needs. Such calls
-//! therefore start what is stopped first, and nothing is stopped until they have returned. What nobody renews for
+//! A call that frees a stopped channel would wait for it in the driver, with the lock that starting it needs. Calls that
+//! make or free objects, IDLE_CHANNELS and those that take channels from unified memory therefore start what is stopped
+//! first, and nothing is stopped until they have returned; if it cannot be started, they fail. What nobody renews for
 //! [`UNRENEWED`] is started, too: nothing stays stopped when whoever decides about it is gone.
 //!
 //! [`trial`] shows on a real GPU whether the driver does what it says.
@@ -31,12 +32,12 @@ use std::{
     collections::BTreeMap,
     ffi::{c_int, c_ulong, c_void},
     fs, io,
-    sync::{Condvar, Mutex, MutexGuard, Once, PoisonError},
+    sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, note::Seldom};
 use blocks::{Channels, Control, Request};
 use notes::Notes;
 use remoting_turns::Moment;
@@ -155,7 +156,6 @@ pub struct Gate<K> {
     state: Mutex<State>,
     /// Something was stopped or started.
     changed: Condvar,
-    watched: Once,
 }
 
 #[derive(Debug)]
@@ -166,6 +166,10 @@ struct State {
     serial: u64,
     /// Number of calls under way that may wait for channels.
     waiting: u32,
+    /// Whether there is a thread that starts what nobody renews.
+    watched: bool,
+    /// Lines about starts that fail.
+    failing: Seldom,
 }
 
 /// A stopped context.
@@ -218,9 +222,10 @@ impl<K: Kernel> Gate<K> {
                 stopped: BTreeMap::new(),
                 serial: 0,
                 waiting: 0,
+                watched: false,
+                failing: Seldom::new(),
             }),
             changed: Condvar::new(),
-            watched: Once::new(),
         }
     }
 
@@ -241,6 +246,13 @@ impl<K: Kernel> Gate<K> {
                 let stopped: Vec<Context> = state.stopped.keys().copied().collect();
                 for context in stopped {
                     self.start(&mut state, context);
+                }
+                if !state.stopped.is_empty() {
+                    // The call would wait in the driver, with the lock that a start needs.
+                    state.waiting -= 1;
+                    // SAFETY: the place of this thread's error number.
+                    unsafe { *libc::__errno_location() = libc::EIO };
+                    return -1;
                 }
             }
             waits
@@ -291,8 +303,8 @@ impl<K: Kernel> Gate<K> {
     /// The context has no compute channels, or is stopped; a call that waits for channels is under way; or the driver
     /// refuses.
     pub fn stop(&'static self, context: Context) -> Result<Stopped<K>, Error> {
-        self.watch()?;
         let mut state = self.state.lock_unpoisoned();
+        self.watch(&mut state)?;
         if state.waiting > 0 {
             return Err(Error::Busy);
         }
@@ -300,11 +312,7 @@ impl<K: Kernel> Gate<K> {
             return Err(Error::Stopped);
         }
         let channels = state.notes.channels(context).ok_or(Error::NoChannels)?;
-        if let Err(error) = self.switch(&channels, true) {
-            // A part may be stopped.
-            let _ = self.switch(&channels, false);
-            return Err(error);
-        }
+        let done = self.switch(&channels, true);
         state.serial += 1;
         let serial = state.serial;
         let stop = Stop {
@@ -314,6 +322,11 @@ impl<K: Kernel> Gate<K> {
         };
         state.stopped.insert(context, stop);
         self.changed.notify_all();
+        if let Err(error) = done {
+            // A part may be stopped.
+            self.start(&mut state, context);
+            return Err(error);
+        }
         Ok(Stopped {
             gate: self,
             context,
@@ -331,8 +344,10 @@ impl<K: Kernel> Gate<K> {
                 state.stopped.remove(&context);
             }
             Err(error) => {
-                base::note!("cannot start a stopped context, trying again: {error}");
                 stop.until = Moment::now() + UNRENEWED;
+                if let Some(unsaid) = state.failing.due() {
+                    base::note!("cannot start a stopped context, trying again: {error}{unsaid}");
+                }
             }
         }
     }
@@ -364,13 +379,14 @@ impl<K: Kernel> Gate<K> {
     }
 
     /// Starts the thread that starts what nobody renews, if it has not been started.
-    fn watch(&'static self) -> Result<(), Error> {
-        let mut started = Ok(());
-        self.watched.call_once(|| {
+    fn watch(&'static self, state: &mut State) -> Result<(), Error> {
+        if !state.watched {
             let thread = thread::Builder::new().name("timeslice".to_owned());
-            started = thread.spawn(|| self.start_unrenewed()).map(drop);
-        });
-        started.map_err(Error::Thread)
+            let started = thread.spawn(|| self.start_unrenewed());
+            started.map_err(Error::Thread)?;
+            state.watched = true;
+        }
+        Ok(())
     }
 
     fn start_unrenewed(&self) {

@@ -347,7 +347,7 @@ fn many_channels_take_several_calls() {
 }
 
 #[test]
-fn a_stop_that_the_driver_refuses_leaves_nothing_stopped() {
+fn a_stop_that_the_driver_refuses_is_started_again() {
     let gate = gate();
     gate.kernel.status.store(0x56, Ordering::SeqCst);
     assert!(matches!(
@@ -358,8 +358,30 @@ fn a_stop_that_the_driver_refuses_leaves_nothing_stopped() {
         gate.kernel.take(),
         [Call::Stop(vec![11, 12]), Call::Start(vec![11, 12])]
     );
+    // What was stopped of it could not be started.
+    assert!(matches!(gate.stop(context(SPACE)), Err(Error::Stopped)));
     gate.kernel.status.store(0, Ordering::SeqCst);
+    gate.wait_until_started();
     assert!(gate.stop(context(SPACE)).is_ok());
+}
+
+#[test]
+fn a_call_that_would_wait_for_what_cannot_be_started_fails() {
+    let gate = gate();
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    gate.kernel.status.store(0x56, Ordering::SeqCst);
+    gate.kernel.take();
+    let mut block = [CLIENT, 10, 11, 0];
+    // SAFETY: the block of this call.
+    let result = unsafe { gate.pass_on(FILE, FREE, block.as_mut_ptr().cast()) };
+    let error = io::Error::last_os_error().raw_os_error();
+    assert_eq!((result, error), (-1, Some(libc::EIO)));
+    assert_eq!(gate.kernel.take(), [Call::Start(vec![11, 12])]);
+    gate.kernel.status.store(0, Ordering::SeqCst);
+    // SAFETY: as above.
+    let result = unsafe { gate.pass_on(FILE, FREE, block.as_mut_ptr().cast()) };
+    assert_eq!(result, 0);
+    assert!(!stopped.renew());
 }
 
 #[test]
@@ -370,10 +392,16 @@ fn a_start_that_the_driver_refuses_is_tried_again() {
     drop(stopped);
     assert!(matches!(gate.stop(context(SPACE)), Err(Error::Stopped)));
     gate.kernel.status.store(0, Ordering::SeqCst);
-    let begin = Instant::now();
-    while !gate.state.lock().unwrap().stopped.is_empty() {
-        assert!(begin.elapsed() < HANG, "it is not started");
-        thread::sleep(Duration::from_millis(1));
+    gate.wait_until_started();
+}
+
+impl Gate<StandIn> {
+    fn wait_until_started(&self) {
+        let begin = Instant::now();
+        while !self.state.lock().unwrap().stopped.is_empty() {
+            assert!(begin.elapsed() < HANG, "it is not started");
+            thread::sleep(Duration::from_millis(1));
+        }
     }
 }
 
