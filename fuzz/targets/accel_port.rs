@@ -22,7 +22,11 @@ use devices::{
 };
 use gantry_fuzz::{input::Input, scratch};
 use libfuzzer_sys::fuzz_target;
-use remoting_proto::{apis::{self, nvidia::PageRequest}, port::{ATTACHMENT, Attachment, DOORBELL, registers}, wire::hello::{self, Hello}};
+use remoting_proto::{
+    apis::{self, nvidia::PageRequest},
+    port::{ATTACHMENT, Attachment, DOORBELL, registers},
+    wire::hello::{self, Hello},
+};
 use remoting_transport::{socket, window::SMALLEST};
 
 const SLICES: u32 = 4;

@@ -4,7 +4,17 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use remoting_proto::{apis::cuda::{Cuda, attributes::{LAYOUT, OPERATION, PREFERENCE, read}, calls::Request, forwarded::ALL, libraries::{Heuristic, Library, Matmul}, plan::{Argument, LARGEST, Parameter, Plan, SCALAR}}, wire::{Api, Wire}};
+use remoting_proto::{
+    apis::cuda::{
+        Cuda,
+        attributes::{LAYOUT, OPERATION, PREFERENCE, read},
+        calls::Request,
+        forwarded::ALL,
+        libraries::{Heuristic, Library, Matmul},
+        plan::{Argument, LARGEST, Parameter, Plan, SCALAR},
+    },
+    wire::{Api, Wire},
+};
 
 fuzz_target!(|bytes: &[u8]| {
     for opcode in 0..64 {

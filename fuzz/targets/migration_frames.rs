@@ -12,9 +12,19 @@ use devices::accel::{
 };
 use libfuzzer_sys::fuzz_target;
 use vmm_config::{AccelConfig, VmConfig};
- use vmm_machine::save::SavedMachine;
- use vmm_migration::{PROTOCOL, connection::Connection, destination::{Destination, Host}, files::GivenFile, frame::{Header, Kind}, lanes::Body, offer::{CopyOf, HostId, Moment, Offer, OfferedRegion}, pages::Region, progress::{Direction, Progress}};
- use vmm_snapshot::state_file;
+use vmm_machine::save::SavedMachine;
+use vmm_migration::{
+    PROTOCOL,
+    connection::Connection,
+    destination::{Destination, Host},
+    files::GivenFile,
+    frame::{Header, Kind},
+    lanes::Body,
+    offer::{CopyOf, HostId, Moment, Offer, OfferedRegion},
+    pages::Region,
+    progress::{Direction, Progress},
+};
+use vmm_snapshot::state_file;
 
 const REGION: u64 = 1 << 20;
 
@@ -131,7 +141,9 @@ fn copy(bytes: &[u8]) -> Vec<u8> {
         state: number(1) as u32,
         claim: Claim::default(),
         window: piece(first),
-        kept: (6..bytes.len().min(16)).map(|at| (number(at), number(at + 1))).collect(),
+        kept: (6..bytes.len().min(16))
+            .map(|at| (number(at), number(at + 1)))
+            .collect(),
         image: Some(piece(first + 1)),
         rounds: number(5) as u32,
     };

@@ -6,8 +6,16 @@ use std::time::Duration;
 
 use gantry_fuzz::input::Input;
 use libfuzzer_sys::fuzz_target;
-use remoting_proto::{apis::{self, opencl::calls::Request}, wire::{Header, frame::LARGEST, hello::Hello}};
-use remoting_transport::{bell::Futex, endpoint::Receiver, ring::{Consumer, Producer}, window::{self, Window}};
+use remoting_proto::{
+    apis::{self, opencl::calls::Request},
+    wire::{Header, frame::LARGEST, hello::Hello},
+};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::Receiver,
+    ring::{Consumer, Producer},
+    window::{self, Window},
+};
 
 const RING: u64 = 1 << 16;
 

@@ -13,11 +13,28 @@ use std::{
 };
 
 use gantry_fuzz::input::Input;
-use gantry_remoting::{backends::opencl::{OpenClBackend, Server, driver::Api}, session::{quota::Quota, server::{Nudge, Tuning}}};
+use gantry_remoting::{
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    session::{
+        quota::Quota,
+        server::{Nudge, Tuning},
+    },
+};
 use libfuzzer_sys::fuzz_target;
-use remoting_proto::{apis::opencl::OpenCl, wire::{Flags, Header}};
-use remoting_stream::{bridge::Bridge, channel::{Channel, Socket}, frame::{BATCH, DATA}};
-use remoting_transport::{bell::Futex, port_bell::Waker, window::{self, Window}};
+use remoting_proto::{
+    apis::opencl::OpenCl,
+    wire::{Flags, Header},
+};
+use remoting_stream::{
+    bridge::Bridge,
+    channel::{Channel, Socket},
+    frame::{BATCH, DATA},
+};
+use remoting_transport::{
+    bell::Futex,
+    port_bell::Waker,
+    window::{self, Window},
+};
 
 const RING: u64 = 1 << 16;
 

@@ -11,10 +11,23 @@ use std::{
 };
 
 use gantry_fuzz::input::Input;
-use gantry_remoting::{backends::opencl::{OpenClBackend, Server, driver::Api}, session::{drain::{Cpu, Drained}, quota::Quota, server::{Nudge, Tuning}}};
+use gantry_remoting::{
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    session::{
+        drain::{Cpu, Drained},
+        quota::Quota,
+        server::{Nudge, Tuning},
+    },
+};
 use libfuzzer_sys::fuzz_target;
 use remoting_proto::wire::{Flags, Header};
-use remoting_transport::{bell::Futex, endpoint::Receiver, port_bell::Waker, ring::{Consumer, Producer}, window::{self, Window}};
+use remoting_transport::{
+    bell::Futex,
+    endpoint::Receiver,
+    port_bell::Waker,
+    ring::{Consumer, Producer},
+    window::{self, Window},
+};
 
 const RING: u64 = 1 << 16;
 /// Size of the control words of a ring.

@@ -14,7 +14,7 @@ use gantry_fuzz::driver::drive;
 use libfuzzer_sys::fuzz_target;
 use vm_memory::GuestAddress;
 use vmm_machine::save::SavedMachine;
- use vmm_snapshot::state_file;
+use vmm_snapshot::state_file;
 
 fn devices() -> [Box<dyn VirtioDevice>; 4] {
     let spawner = || Arc::new(Unconfined);

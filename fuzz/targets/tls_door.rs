@@ -17,8 +17,15 @@ use std::{
 use gantry_fuzz::{input::Input, scratch};
 use libfuzzer_sys::fuzz_target;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
-use remoting_proto::{apis::{self, opencl::OpenCl}, wire::hello::Hello};
-use remoting_stream::{address::Host, channel::{Channel, Socket}, tls::{Client, Keeper, Server}};
+use remoting_proto::{
+    apis::{self, opencl::OpenCl},
+    wire::hello::Hello,
+};
+use remoting_stream::{
+    address::Host,
+    channel::{Channel, Socket},
+    tls::{Client, Keeper, Server},
+};
 
 const NAME: &str = "host";
 

@@ -8,9 +8,21 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::{backends::opencl::{OpenClBackend, Server, driver::Api}, session::{backend::Backend, checkpoint, image, quota::Quota, server::{Nudge, Tuning}}};
+use gantry_remoting::{
+    backends::opencl::{OpenClBackend, Server, driver::Api},
+    session::{
+        backend::Backend,
+        checkpoint, image,
+        quota::Quota,
+        server::{Nudge, Tuning},
+    },
+};
 use libfuzzer_sys::fuzz_target;
-use remoting_transport::{bell::Futex, port_bell::Waker, window::{self, Window}};
+use remoting_transport::{
+    bell::Futex,
+    port_bell::Waker,
+    window::{self, Window},
+};
 
 const RING: u64 = 1 << 16;
 

@@ -21,11 +21,14 @@ use core::{
     panic::PanicInfo,
 };
 
-use remoting_proto::{apis::{cuda::Cuda, opencl::OpenCl}, wire::api::ApiId};
 use gantry_ring_client::{
     Surroundings, Told, cuda,
     desk::{Desk, Orders, Pen, Rounds, State},
     opencl, rounds,
+};
+use remoting_proto::{
+    apis::{cuda::Cuda, opencl::OpenCl},
+    wire::api::ApiId,
 };
 
 use crate::port::Port;

@@ -3,8 +3,18 @@
 use alloc::{format, string::String, sync::Arc};
 use core::time::Duration;
 
-use remoting_proto::{port::{self, Command, State, registers}, wire::{Api, hello::{self, Hello}}};
-use remoting_transport::{bell::Bell, sync::{AtomicU32, Ordering}, window::{CLIENT_HELLO, REPLY, Window}};
+use remoting_proto::{
+    port::{self, Command, State, registers},
+    wire::{
+        Api,
+        hello::{self, Hello},
+    },
+};
+use remoting_transport::{
+    bell::Bell,
+    sync::{AtomicU32, Ordering},
+    window::{CLIENT_HELLO, REPLY, Window},
+};
 
 use crate::{machine, until};
 
