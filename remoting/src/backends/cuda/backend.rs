@@ -23,7 +23,7 @@ use remoting_proto::{
 use remoting_transport::endpoint::Gone;
 
 use super::{
-    backlog::{Backlog, entries},
+    backlog::Backlog,
     captures::Captures,
     charges::Kept,
     cover::Cover,
@@ -41,7 +41,7 @@ use super::{
     reserves::Reserve,
     textures::Texture,
     user_objects::UserObjects,
-    waiting::PutOff,
+    waiting::{PutOff, Until},
 };
 use crate::session::{
     backend::{Backend, Fences, QueueKey},
@@ -82,7 +82,7 @@ pub struct CudaBackend {
     pub(super) pending: Pending,
     /// Copies of the client that streams wait for and that are not due yet.
     pub(super) holds: Holds,
-    /// What has been submitted since the client is to be told of something.
+    /// How much work each stream has that is not done.
     pub(super) backlog: Backlog,
     /// The output of kernels, if it can be captured.
     pub(super) printed: Option<Printed>,
@@ -223,30 +223,33 @@ impl Backend for CudaBackend {
 
     fn resume(session: &mut Server) -> Result<bool, Error> {
         let told = session.tell_due_holds()?;
-        if session.backend.backlog.is_full() {
-            session.look_at_backlog();
-        }
         if !session.backend.unfenced.is_empty() {
             session.free_unfenced();
         }
-        let backend = &mut session.backend;
-        if let Some(parked) = backend.parked.take() {
-            let waits = match parked.is_for_functions() {
-                true => backend.has_pending(),
-                false => !parked.is_ready(&backend.api),
+        if let Some(parked) = session.backend.parked.take() {
+            let waits = match parked.until() {
+                Until::NoFunctions => session.backend.has_pending(),
+                Until::Work(_) => !parked.is_ready(&session.backend.api),
+                Until::Room(_) => session.has_untold() && !parked.is_ready(&session.backend.api),
             };
             if waits {
-                backend.parked = Some(parked);
+                session.backend.parked = Some(parked);
                 return Ok(told);
             }
-            let (header, request, rounds) = parked.take(&backend.api);
+            let (header, request, rounds) = parked.take(&session.backend.api);
             session.go_on(header, request, rounds)?;
             return Ok(true);
         }
-        if backend.put_off.is_empty() || backend.has_pending() {
+        if session.backend.put_off.is_empty() {
             return Ok(told);
         }
-        let ready = |one: &PutOff| one.is_ready(&backend.api);
+        let untold = session.has_untold();
+        let backend = &mut session.backend;
+        let pending = backend.has_pending();
+        let ready = |one: &PutOff| match one.until() {
+            Until::Room(_) => !untold || one.is_ready(&backend.api),
+            _ => !pending && one.is_ready(&backend.api),
+        };
         let Some(place) = backend.put_off.iter().position(ready) else {
             return Ok(told);
         };
@@ -256,7 +259,7 @@ impl Backend for CudaBackend {
     }
 
     fn is_busy(&self) -> bool {
-        self.parked.is_some() || self.backlog.is_full()
+        self.parked.is_some()
     }
 
     fn has_event(&self, _: EventId) -> bool {
@@ -655,6 +658,10 @@ impl Server {
             self.wait_for_functions(header, request, rounds);
             return Ok(());
         }
+        if let Some(mark) = self.awaits_room(&request) {
+            self.wait_for_room(header, request, mark);
+            return Ok(());
+        }
         let Some((header, request)) = self.park_unregistered(header, request) else {
             return Ok(());
         };
@@ -682,7 +689,7 @@ impl Server {
         if self.backend.captures.is_any() {
             self.forget_invalid_captures();
         }
-        let entries = entries(&request);
+        let entries = self.entries(&request);
         match request {
             Request::Start(_) => {
                 let started = self.started();

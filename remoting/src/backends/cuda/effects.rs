@@ -209,6 +209,8 @@ impl Server {
             STREAM_DESTROY | EVENT_DESTROY | POOL_DESTROY | ARRAY_DESTROY | MIPMAP_DESTROY => {
                 if call.function == STREAM_DESTROY {
                     self.capture_failed(call.handle());
+                    let backend = &mut self.backend;
+                    backend.backlog.forget_stream(&backend.api, call.handle());
                 }
                 self.backend.objects.remove(call.object(0));
             }
@@ -296,7 +298,9 @@ impl Server {
             .textures
             .retain(|texture| texture.context != id);
         if let Some(context) = self.backend.objects.remove(id) {
-            self.backend.pending.forget_context(context.raw);
+            let backend = &mut self.backend;
+            backend.pending.forget_context(context.raw);
+            backend.backlog.forget_context(&backend.api, context.raw);
         }
         self.end_captures_without_stream();
         self.backend.deferred.remove(&id);

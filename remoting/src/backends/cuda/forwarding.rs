@@ -116,6 +116,16 @@ fn submits(function: u16) -> bool {
         .is_some_and(|entry| entry.works)
 }
 
+/// The client's number of the stream that a call of an entry point submits something to, if it does.
+pub(super) fn stream_of_call(function: u16, bytes: &[u8]) -> Option<u32> {
+    let plan = Plan::of(function).filter(|_| submits(function))?;
+    let arguments = plan.decode(bytes).ok()?;
+    arguments.iter().find_map(|argument| match argument {
+        Argument::Object(Kind::Stream, id) => Some(*id),
+        _ => None,
+    })
+}
+
 /// Whether the driver waits in this entry point for all of a context's work before it destroys something.
 pub(super) fn waits_for_work(function: u16) -> bool {
     matches!(

@@ -8,10 +8,10 @@ use remoting_proto::{
         Kind,
         calls::{self, PostLibrary},
         codes,
-        libraries::{INVALID_VALUE, Library, STATUS},
+        libraries::{INVALID_VALUE, Library, Matmul, STATUS},
         plan::{Argument, Parameter, Plan},
     },
-    wire::{Blob, Flags, Header},
+    wire::{Blob, Flags, Header, Wire},
 };
 use remoting_transport::endpoint::Gone;
 
@@ -206,6 +206,33 @@ impl Server {
             _ => Some(self.submit_to(context, state.stream)?),
         };
         Ok((answer, submitted))
+    }
+
+    /// The context and stream that a call of a library submits to, if it may.
+    pub(super) fn library_stream(
+        &self,
+        library: u8,
+        function: u16,
+        bytes: &[u8],
+    ) -> Option<(u32, u32)> {
+        match Library::numbered(library)? {
+            Library::BlasLt if function == KNOWN.matmul => {
+                let call = Matmul::from_bytes(bytes).ok()?;
+                let (_, context) = self.library_handle(Kind::BlasLt, call.handle).ok()?;
+                Some((context, call.stream))
+            }
+            Library::BlasLt => None,
+            Library::Blas => {
+                let arguments = Plan::of_library(Library::Blas, function)?
+                    .decode(bytes)
+                    .ok()?;
+                let Some(Argument::Object(_, id)) = arguments.first() else {
+                    return None;
+                };
+                let (_, context) = self.library_handle(Kind::Blas, *id).ok()?;
+                Some((context, self.backend.linear.get(id)?.stream))
+            }
+        }
     }
 
     /// The library's handle of an object, and its context.

@@ -12,7 +12,7 @@
 //!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`,
 //!   `host_functions`, `holds` (of streams, for copies of the client), `user_objects` (of graphs); `forwarding`: all calls whose parameters are
 //!   marshalled by the API's definition, and `effects`: what their success implies.
-//! - `backlog`: how much the driver has to do while the client is still to be told of something.
+//! - `backlog`: how much work each stream has that is not done.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: cuBLAS calls and the handles of both;
 //!   `light`: cuBLASLt calls that take descriptors.
 

@@ -31,41 +31,52 @@ const MOST_FENCES: usize = 4096;
 /// stop submitting.
 const MOST_ROUNDS: u32 = 16;
 
+/// Until when a request is deferred. A reference to each fence is held.
+#[derive(Debug)]
+pub(super) enum Until {
+    /// Until no client function is pending.
+    NoFunctions,
+    /// Until this work is done.
+    Work(Vec<Fence>),
+    /// Until a stream has done this work, and the driver takes more.
+    Room(Fence),
+}
+
+impl Until {
+    fn fences(&self) -> &[Fence] {
+        match self {
+            Self::NoFunctions => &[],
+            Self::Work(fences) => fences,
+            Self::Room(fence) => std::slice::from_ref(fence),
+        }
+    }
+}
+
 /// A request that is deferred until the driver does not need to wait in it.
 #[derive(Debug)]
 pub(super) struct PutOff {
     header: Header,
     request: Request,
-    /// Fences to wait for; a reference to each is held.
-    fences: Vec<Fence>,
+    until: Until,
     /// How many times the request has been deferred before.
     rounds: u32,
 }
 
 impl PutOff {
-    /// Defers a request only until no client function is pending.
-    fn for_functions(header: Header, request: Request, rounds: u32) -> Self {
-        Self {
-            header,
-            request,
-            fences: Vec::new(),
-            rounds,
-        }
-    }
-
-    /// Whether it waits for client functions, not for work.
-    pub(super) fn is_for_functions(&self) -> bool {
-        self.fences.is_empty()
+    pub(super) fn until(&self) -> &Until {
+        &self.until
     }
 
     /// Whether the work is done or has failed; the driver reports failures at once.
     pub(super) fn is_ready(&self, api: &Api) -> bool {
-        self.fences.iter().all(|fence| api.poll(*fence).is_over())
+        let mut fences = self.until.fences().iter();
+        fences.all(|fence| api.poll(*fence).is_over())
     }
 
     /// The request, and how many times it has been deferred.
     pub(super) fn take(self, api: &Api) -> (Header, Request, u32) {
-        self.fences.iter().for_each(|fence| api.release(*fence));
+        let fences = self.until.fences().iter();
+        fences.for_each(|fence| api.release(*fence));
         (self.header, self.request, self.rounds + 1)
     }
 
@@ -220,9 +231,29 @@ impl Server {
         for fence in self.backend.calling.clone() {
             self.watch(fence, None);
         }
+        self.defer(PutOff {
+            header,
+            request,
+            until: Until::NoFunctions,
+            rounds,
+        });
+    }
+
+    /// Defers a request until a stream has come to a mark, a reference to which this takes over.
+    pub(super) fn wait_for_room(&mut self, header: Header, request: Request, mark: Fence) {
+        self.watch(mark, None);
+        self.defer(PutOff {
+            header,
+            request,
+            until: Until::Room(mark),
+            rounds: 0,
+        });
+    }
+
+    /// Keeps a deferred request, and those that follow if they must be ordered behind it.
+    fn defer(&mut self, off: PutOff) {
         // A client that waits for the answer sends nothing that must be ordered behind it.
-        let off = PutOff::for_functions(header, request, rounds);
-        if header.flags.has(Flags::ANSWER) && self.backend.put_off.len() < MOST_PUT_OFF {
+        if off.header.flags.has(Flags::ANSWER) && self.backend.put_off.len() < MOST_PUT_OFF {
             self.backend.put_off.push(off);
         } else {
             self.backend.parked = Some(off);
@@ -260,7 +291,7 @@ impl Server {
         let off = PutOff {
             header,
             request,
-            fences: vec![fence],
+            until: Until::Work(vec![fence]),
             rounds: 0,
         };
         if off.is_ready(&self.backend.api) {
@@ -328,17 +359,17 @@ impl Server {
         let off = PutOff {
             header,
             request,
-            fences,
+            until: Until::Work(fences),
             rounds,
         };
         if off.is_ready(&self.backend.api) {
             return Some(off.give_back(&self.backend.api));
         }
         // A client that exceeds the limits only blocks itself.
-        if self.backend.put_off.len() >= MOST_PUT_OFF || off.fences.len() > MOST_FENCES {
+        if self.backend.put_off.len() >= MOST_PUT_OFF || off.until.fences().len() > MOST_FENCES {
             return Some(off.give_back(&self.backend.api));
         }
-        let fences = off.fences.clone();
+        let fences = off.until.fences().to_vec();
         self.backend.put_off.push(off);
         for fence in fences {
             self.watch(fence, None);

@@ -32,6 +32,7 @@ use super::{
     host_functions::{IDLE, RETURNED, SEEN},
     testing,
 };
+use crate::session::backend::Backend;
 
 /// Longer than anything takes, unless it hangs.
 const PATIENCE: Duration = Duration::from_secs(300);
@@ -284,5 +285,97 @@ fn a_function_that_is_due_invalidates_no_capture() {
         let (function, arguments) = testing::arguments("cuStreamEndCapture", &words);
         let ended = worker.server.forward(context, function, &arguments.0);
         assert!(ended.is_ok(), "{ended:?}");
+    });
+}
+
+impl Worker {
+    /// A word that [`Self::waits_for_gate`] waits for: its address.
+    fn gate(&self) -> u64 {
+        std::ptr::from_ref(self.word(3)) as u64
+    }
+
+    /// Adds to a stream what is done when the gate is one, and so much behind it.
+    fn waits_for_gate(&mut self, stream: u32, behind: usize) {
+        let gate = self.gate();
+        self.post_forwarded("cuStreamWaitValue32_v2", &[stream.into(), gate, 1, 0]);
+        for _ in 0..behind {
+            self.writes(stream);
+        }
+    }
+
+    /// Has a stream write a word that nobody reads.
+    fn writes(&mut self, stream: u32) {
+        let word = std::ptr::from_ref(self.word(4)) as u64;
+        self.post_forwarded("cuStreamWriteValue32_v2", &[stream.into(), word, 1, 0]);
+    }
+
+    fn other(&mut self) -> u32 {
+        testing::made(&mut self.server, self.context, "cuStreamCreate", &[1])
+    }
+
+    fn is_busy(&self) -> bool {
+        self.server.backend.is_busy()
+    }
+}
+
+#[test]
+fn streams_with_room_take_what_others_wait_for() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        worker.word(3).store(0, Ordering::SeqCst);
+        worker.waits_for_gate(worker.stream, 0);
+        worker.call_function();
+        for _ in 0..4 {
+            let other = worker.other();
+            worker.waits_for_gate(other, 600);
+        }
+        assert!(!worker.is_busy());
+        let (last, gate) = (worker.other(), worker.gate());
+        worker.post_forwarded("cuStreamWriteValue32_v2", &[last.into(), gate, 1, 0]);
+        worker.await_due(1);
+        worker.set();
+    });
+}
+
+#[test]
+fn work_before_what_is_to_be_told_takes_room() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        worker.word(3).store(0, Ordering::SeqCst);
+        let full = worker.other();
+        worker.waits_for_gate(full, 950);
+        assert!(!worker.is_busy());
+        worker.waits_for_gate(worker.stream, 0);
+        worker.call_function();
+        worker.writes(full);
+        assert!(worker.is_busy());
+        worker.word(3).store(1, Ordering::SeqCst);
+        while worker.is_busy() {
+            worker
+                .server
+                .turn(&mut worker.taken, &mut worker.body)
+                .unwrap();
+            thread::sleep(Duration::from_millis(1));
+        }
+        worker.await_due(1);
+        worker.set();
+    });
+}
+
+#[test]
+fn a_call_that_waits_for_room_keeps_no_other_threads_calls() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        worker.word(3).store(0, Ordering::SeqCst);
+        let full = worker.other();
+        worker.waits_for_gate(full, 950);
+        worker.waits_for_gate(worker.stream, 0);
+        worker.call_function();
+        let waits = worker.allocate(Source::Stream(full));
+        assert!(worker.answered().is_none() && !worker.is_busy());
+        let (last, gate) = (worker.other(), worker.gate());
+        worker.post_forwarded("cuStreamWriteValue32_v2", &[last.into(), gate, 1, 0]);
+        worker.await_answer(waits);
+        worker.set();
     });
 }

@@ -479,6 +479,42 @@ fn much_work_behind_a_graph_does_not_keep_its_function_from_its_call() {
 }
 
 #[test]
+fn streams_of_work_behind_a_function_do_not_keep_what_it_waits_for() {
+    const STREAMS: usize = 5;
+    let context = context();
+    let (own, to, gated) = (AtomicU32::new(0), device(&[0u32]), Gated::new());
+    let mut streams = [null_mut(); STREAMS];
+    for stream in &mut streams {
+        ok!(cuStreamCreate(stream, NON_BLOCKING));
+    }
+    ok!(cuLaunchHostFunc(
+        gated.stream,
+        Some(increase),
+        own.as_ptr().cast()
+    ));
+    let ([last, others @ ..], gate) = (streams, gated.at());
+    for stream in others {
+        ok!(cuStreamWaitValue32_v2(stream, gate, 1, 0));
+        for value in 0..600 {
+            ok!(cuMemsetD32Async(to, value, 1, stream));
+        }
+    }
+    let stream = last as u64;
+    let write = move || ok!(cuStreamWriteValue32_v2(stream as CUstream, gate, 1, 0));
+    returns(&context, || gated.open(), write);
+    for stream in streams.into_iter().chain([gated.stream]) {
+        ok!(cuStreamSynchronize(stream));
+    }
+    assert_eq!(
+        (own.load(Ordering::SeqCst), values(to, 1)),
+        (1, vec![599u32])
+    );
+    for stream in streams {
+        ok!(cuStreamDestroy_v2(stream));
+    }
+}
+
+#[test]
 fn a_graph_reads_registered_memory_after_the_functions_before() {
     let _context = context();
     let (own, to) = (Registered::new(1), device(&[0u32]));
