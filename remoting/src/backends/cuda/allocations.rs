@@ -190,16 +190,13 @@ impl Server {
         if call.whole && backend.cover.splits(&self.window, call.offset, call.length) {
             return Err(codes::NOT_SUPPORTED);
         }
-        let known = backend.cover.reach(
+        backend.cover.reach(
             &backend.api,
             &self.window,
             call.context,
             stretch,
             Extent::Exact,
-        );
-        if !known {
-            return Err(codes::OUT_OF_MEMORY);
-        }
+        )?;
         let mut device = 0;
         outcome(cu!(
             backend.api,

@@ -37,6 +37,7 @@ use super::{
     memory::Memory,
     modules::UNCHARGED_CODE,
     objects::Objects,
+    passages::Passages,
     printed::Printed,
     reserves::Reserve,
     textures::Texture,
@@ -66,6 +67,8 @@ pub struct CudaBackend {
     /// How many more bytes of machine code may be loaded without being charged.
     pub(super) uncharged_code: u64,
     pub(super) cover: Cover,
+    /// Work of contexts that passes through what others have registered.
+    pub(super) passages: Passages,
     /// Retain count of each device's primary context.
     pub(super) primary: HashMap<i32, u32>,
     /// Captures in progress. Fences must not become part of them.
@@ -112,6 +115,8 @@ pub struct CudaBackend {
     pub(super) unfenced: Vec<Unfenced>,
     /// A request that waits and must execute before all requests that follow.
     pub(super) parked: Option<PutOff>,
+    /// The sequence number of the copy that was last parked until the work before it was done. Each message has another.
+    pub(super) parked_copy: Option<u64>,
 }
 
 /// A session with an application that calls CUDA.
@@ -133,6 +138,7 @@ impl CudaBackend {
             instances: Instances::default(),
             uncharged_code: UNCHARGED_CODE,
             cover: Cover::default(),
+            passages: Passages::default(),
             primary: HashMap::new(),
             captures: Captures::default(),
             linear: HashMap::new(),
@@ -156,6 +162,7 @@ impl CudaBackend {
             put_off: Vec::new(),
             unfenced: Vec::new(),
             parked: None,
+            parked_copy: None,
             api,
         }
     }
@@ -459,6 +466,7 @@ impl Server {
     ) -> Result<(), Gone> {
         let metered = self.sharing.metered.take();
         let waits = header.flags.has(Flags::ANSWER);
+        let passages = self.backend.passages.take();
         let submitted = match outcome {
             Ok(submitted) => submitted,
             Err(code) => {
@@ -480,6 +488,7 @@ impl Server {
             return self.answer(header, &deferred.map_or(synchronized, Err));
         }
         if captured {
+            self.backend.passages.in_graphs(passages);
             if let Some(stage) = stage {
                 self.stage_free(stage, whole);
             }
@@ -488,7 +497,7 @@ impl Server {
                 code => self.fail(header, context, code),
             };
         }
-        if stage.is_none() && !watched && !(waits && whole) {
+        if stage.is_none() && passages.is_empty() && !watched && !(waits && whole) {
             return match submitted.refused {
                 0 => Ok(()),
                 code => self.fail(header, context, code),
@@ -507,6 +516,8 @@ impl Server {
                 return self.fail(header, context, code);
             }
         };
+        let (place, backend) = ((submitted.context, submitted.raw), &mut self.backend);
+        backend.passages.add(&backend.api, place, &passages, fence);
         if let Some(kind) = metered {
             self.meter(kind, submitted.stream, fence);
         }
@@ -665,6 +676,9 @@ impl Server {
         let Some((header, request)) = self.park_unregistered(header, request) else {
             return Ok(());
         };
+        let Some((header, request)) = self.wait_for_passages(header, request, rounds) else {
+            return Ok(());
+        };
         match self.put_off(header, request, rounds) {
             Some((header, request)) => self.carry_out(header, request),
             None => Ok(()),
@@ -754,6 +768,9 @@ impl Server {
             Request::PostLibrary(call) => self.post_library(header, &call)?,
             Request::Await(call) => self.await_stage(header, call.stage)?,
         }
+        // Of what has submitted nothing: nodes.
+        let passages = self.backend.passages.take();
+        self.backend.passages.in_graphs(passages);
         self.count_submitted(entries);
         Ok(())
     }

@@ -50,9 +50,10 @@ impl Server {
         }
         let backend = &mut self.backend;
         let stretch = (offset, length);
-        backend
+        let _ = backend
             .cover
             .reach(&backend.api, &self.window, context, stretch, Extent::Ahead);
+        self.passes_through(context, stretch);
         if self.is_captured(submitted.raw) {
             self.may_be_node([Some(stretch), None])?;
         }

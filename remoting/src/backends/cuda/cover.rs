@@ -83,7 +83,10 @@ impl Cover {
     }
 
     /// Registers all of a range of the window's data with the driver. Takes a single lookup if it is registered
-    /// already. Returns whether all of it is registered.
+    /// already.
+    ///
+    /// # Errors
+    /// The driver's error: a part of the range is not registered. Copies through it go on, in another way.
     pub(super) fn reach(
         &mut self,
         api: &Api,
@@ -91,19 +94,19 @@ impl Cover {
         context: u32,
         (offset, length): (u64, u64),
         extent: Extent,
-    ) -> bool {
+    ) -> Result<(), i32> {
         let all = window.size() - window.data();
         let start = offset.saturating_sub(window.data());
         let end = (offset + length).saturating_sub(window.data());
         while let Some((from, to)) = self.missing((start, end), extent, all) {
             let pointer = window.at(window.data() + from, to - from);
             let Some(pointer) = pointer.filter(|_| !self.refused) else {
-                return false;
+                return Err(codes::OUT_OF_MEMORY);
             };
             let (pointer, size) = (pointer.cast::<c_void>(), (to - from) as usize);
             match cu!(api, cuMemHostRegister_v2(pointer, size, FLAGS)) {
                 0 | codes::HOST_MEMORY_ALREADY_REGISTERED => self.add(from, to, context),
-                code => {
+                code @ (codes::OUT_OF_MEMORY | codes::NOT_PERMITTED | codes::NOT_SUPPORTED) => {
                     // Copies are slower from now on, and kernels cannot access it.
                     self.refused = true;
                     base::note!(
@@ -112,9 +115,11 @@ impl Cover {
                         self.size >> 20
                     );
                 }
+                // Another error is not about this memory: the call that needs it reports it.
+                code => return Err(code),
             }
         }
-        true
+        Ok(())
     }
 
     fn add(&mut self, from: u64, to: u64, context: u32) {
@@ -134,9 +139,19 @@ impl Cover {
         at >= end
     }
 
-    /// Whether any part was registered in this context.
-    pub(super) fn is_from(&self, context: u32) -> bool {
-        self.parts.values().any(|part| part.context == context)
+    /// The contexts in which the parts of a range of the window's data were registered.
+    pub(super) fn registrars(
+        &self,
+        window: &Window,
+        offset: u64,
+        length: u64,
+    ) -> impl Iterator<Item = u32> {
+        let parts = self.parts(window, offset, length);
+        let first = window.data();
+        parts.filter_map(move |(at, _)| {
+            let (_, part) = self.parts.range(..=at.saturating_sub(first)).next_back()?;
+            (at.saturating_sub(first) < part.end).then_some(part.context)
+        })
     }
 
     /// Whether a range of the window's data spans two parts, or would if all of it were registered.
@@ -239,7 +254,6 @@ mod tests {
         cover.add(10 * MIB, 14 * MIB, 1);
         cover.forget(1);
         assert_eq!((cover.all(), cover.size), (vec![(8, 10)], 2 * MIB));
-        assert!(cover.is_from(2) && !cover.is_from(1));
     }
 
     #[test]

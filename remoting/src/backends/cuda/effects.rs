@@ -211,6 +211,7 @@ impl Server {
                     self.capture_failed(call.handle());
                     let backend = &mut self.backend;
                     backend.backlog.forget_stream(&backend.api, call.handle());
+                    backend.passages.leave_stream(&backend.api, call.handle());
                 }
                 self.backend.objects.remove(call.object(0));
             }
@@ -272,7 +273,8 @@ impl Server {
         if self.enter(context).is_ok() {
             let backend = &mut self.backend;
             let start = self.window.data();
-            backend.cover.reach(
+            // Copies report what is wrong.
+            let _ = backend.cover.reach(
                 &backend.api,
                 &self.window,
                 context,
@@ -301,6 +303,9 @@ impl Server {
             let backend = &mut self.backend;
             backend.pending.forget_context(context.raw);
             backend.backlog.forget_context(&backend.api, context.raw);
+            backend
+                .passages
+                .forget_context(&backend.api, id, context.raw);
         }
         self.end_captures_without_stream();
         self.backend.deferred.remove(&id);

@@ -124,10 +124,10 @@ impl Server {
         let backend = &mut self.backend;
         let range = (call.done, 4);
         let (window, api) = (&self.window, &backend.api);
-        if !backend
+        let known = backend
             .cover
-            .reach(api, window, context, range, Extent::Ahead)
-        {
+            .reach(api, window, context, range, Extent::Ahead);
+        if known.is_err() {
             return Ok(false);
         }
         let fence = api.fence(submitted.context, submitted.raw)?;
@@ -144,6 +144,8 @@ impl Server {
         outcome(held)?;
         // The client may reuse the word then. If this fails, it never does.
         cu!(api, cuStreamWriteValue32_v2(raw, word, SEEN, 0));
+        self.passes_through(context, range);
+        self.note_passage((submitted.context, submitted.raw));
         self.expected += 1;
         let hold = Hold {
             fence,

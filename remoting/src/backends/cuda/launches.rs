@@ -213,6 +213,7 @@ impl Server {
             let graph = self.backend.objects.get(Kind::Executable, call.graph)?;
             let charge = graph.charge.clone();
             let (graph, stream) = (graph.raw as CUgraphExec, submitted.raw as CUstream);
+            self.backend.passages.launches(call.context);
             outcome(cu!(self.backend.api, cuGraphLaunch(graph, stream)))?;
             if let Some(charge) = charge
                 && !self.is_captured(submitted.raw)

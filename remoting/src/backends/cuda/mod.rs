@@ -12,7 +12,7 @@
 //!   `textures`, `modules`, `launches`, `nodes` (of graphs), `waiting`, `signals`,
 //!   `host_functions`, `holds` (of streams, for copies of the client), `user_objects` (of graphs); `forwarding`: all calls whose parameters are
 //!   marshalled by the API's definition, and `effects`: what their success implies.
-//! - `backlog`: how much work each stream has that is not done.
+//! - `backlog`: how much work each stream has that is not done; `passages`: which of it passes through another context's registrations.
 //! - `libraries`: the host's cuBLAS and cuBLASLt; `linear`: cuBLAS calls and the handles of both;
 //!   `light`: cuBLASLt calls that take descriptors.
 
@@ -43,6 +43,7 @@ mod memory;
 mod modules;
 mod nodes;
 mod objects;
+mod passages;
 mod printed;
 mod prints;
 mod ptx;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cuda_definition::driver::types::{CUDA_ARRAY_DESCRIPTOR, CUarray_format, CUresult};
+use cuda_definition::driver::types::{CUDA_ARRAY_DESCRIPTOR, CUarray_format, CUresult, CUstream};
 use remoting_proto::{
     apis::cuda::{
         Kind,
@@ -24,7 +24,11 @@ use remoting_proto::{
 };
 use remoting_transport::window::Window;
 
-use super::{Server, driver::Api, testing};
+use super::{
+    Server,
+    driver::{Api, cu},
+    testing,
+};
 use crate::session::backend::Backend;
 
 const MIB: u64 = 1 << 20;
@@ -365,36 +369,187 @@ fn a_node_of_a_stage_that_is_not_registered_is_refused() {
 fn a_context_does_not_end_before_copies_through_what_it_registered() {
     let mut copier = Copier::new(testing::driver());
     let first = copier.context;
-    copier.context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
-    let context = copier.context;
-    copier.stream = testing::made(&mut copier.server, context, "cuStreamCreate", &[1]);
-    let held = copier.window.data() + 2 * PAGE;
-    let gate = copier.window.at(held, 4).unwrap().cast::<AtomicU32>();
-    // SAFETY: an aligned word of the window, which lives as long as the test.
-    unsafe { &*gate }.store(0, Ordering::SeqCst);
-    let words = [copier.stream.into(), gate as u64, 1, 0];
-    let (function, bytes) = testing::arguments("cuStreamWaitValue32_v2", &words);
-    copier.server.forward(context, function, &bytes.0).unwrap();
+    let gate = copier.goes_on_elsewhere();
     copier.write(2);
-    let (function, arguments) = testing::arguments("cuCtxDestroy_v2", &[first.into()]);
-    let call = Forward {
-        context: 0,
-        function,
-        arguments,
+    assert!(!copier.destroys(first));
+    gate.store(1, Ordering::SeqCst);
+    copier.awaits_end(first);
+}
+
+impl Copier {
+    /// Goes on in another context, in a stream that waits for the word that this returns.
+    fn goes_on_elsewhere(&mut self) -> &'static AtomicU32 {
+        self.context = testing::made(&mut self.server, 0, "cuCtxCreate_v2", &[0, 0]);
+        self.stream = testing::made(&mut self.server, self.context, "cuStreamCreate", &[1]);
+        let held = self.window.data() + 2 * PAGE;
+        let gate = self.window.at(held, 4).unwrap().cast::<AtomicU32>();
+        // SAFETY: an aligned word of the window, which lives as long as the test.
+        let gate = unsafe { &*gate };
+        gate.store(0, Ordering::SeqCst);
+        let words = [self.stream.into(), gate.as_ptr() as u64, 1, 0];
+        let (function, bytes) = testing::arguments("cuStreamWaitValue32_v2", &words);
+        let context = self.context;
+        self.server.forward(context, function, &bytes.0).unwrap();
+        gate
+    }
+
+    /// Has a context destroyed. Whether it is, at once.
+    fn destroys(&mut self, context: u32) -> bool {
+        let (function, arguments) = testing::arguments("cuCtxDestroy_v2", &[context.into()]);
+        let call = Forward {
+            context: 0,
+            function,
+            arguments,
+        };
+        self.post(call, Request::Forward);
+        self.released();
+        !self.has(context)
+    }
+
+    fn has(&self, context: u32) -> bool {
+        let objects = &self.server.backend.objects;
+        objects.get(Kind::Context, context).is_ok()
+    }
+
+    fn awaits_end(&mut self, context: u32) {
+        while self.has(context) {
+            self.released();
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+#[test]
+fn a_context_ends_though_others_streams_wait_for_what_comes_later() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    let gate = copier.goes_on_elsewhere();
+    // A copy through what its own context has registered.
+    let pin = Pin {
+        context: copier.context,
+        offset: copier.window.data() + FIRST + SECOND,
+        length: SECOND,
+        whole: false,
     };
-    copier.post(call, Request::Forward);
-    let is_there = |copier: &Copier| {
-        let objects = &copier.server.backend.objects;
-        objects.get(Kind::Context, first).is_ok()
+    copier.server.pin(&pin).unwrap();
+    copier.stages += 1;
+    let call = Write {
+        context: copier.context,
+        stream: copier.stream,
+        to: copier.allocate(),
+        from: WindowRange {
+            offset: pin.offset,
+            length: PAGE,
+            stage: Some(StageId(copier.stages)),
+        },
     };
-    copier.released();
-    assert!(is_there(&copier));
-    // SAFETY: as above.
-    unsafe { &*gate }.store(1, Ordering::SeqCst);
-    while is_there(&copier) {
+    copier.post(call, Request::Write);
+    assert!(copier.destroys(first));
+    gate.store(1, Ordering::SeqCst);
+}
+
+#[test]
+fn a_context_does_not_end_beside_a_capture_before_others_copies() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    let gate = copier.goes_on_elsewhere();
+    copier.write(2);
+    let context = copier.context;
+    let captured = testing::made(&mut copier.server, context, "cuStreamCreate", &[1]);
+    let words = [captured.into(), 2];
+    let (function, bytes) = testing::arguments("cuStreamBeginCapture_v2", &words);
+    copier.server.forward(context, function, &bytes.0).unwrap();
+    assert!(!copier.destroys(first));
+    gate.store(1, Ordering::SeqCst);
+    copier.awaits_end(first);
+}
+
+#[test]
+fn a_context_does_not_end_before_copies_of_a_stream_that_has() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    let gate = copier.goes_on_elsewhere();
+    copier.write(2);
+    let (context, stream) = (copier.context, copier.stream);
+    let (function, bytes) = testing::arguments("cuStreamDestroy_v2", &[stream.into()]);
+    copier.server.forward(context, function, &bytes.0).unwrap();
+    assert!(!copier.destroys(first));
+    gate.store(1, Ordering::SeqCst);
+    copier.awaits_end(first);
+}
+
+#[test]
+fn a_parked_copy_waits_once_for_the_work_before_it() {
+    let mut copier = Copier::new(testing::driver());
+    refuses_more(&mut copier);
+    let word = copier.hold();
+    copier.stages += 1;
+    let call = Write {
+        context: copier.context,
+        stream: copier.stream,
+        to: copier.allocate(),
+        from: WindowRange {
+            offset: copier.window.data() + FIRST + SECOND + MIB,
+            length: PAGE,
+            stage: Some(StageId(copier.stages)),
+        },
+    };
+    copier.post(call, Request::Write);
+    assert!(copier.server.backend.is_busy());
+    word.store(1, Ordering::SeqCst);
+    // The next work of the stream does not end: it is not the copy's.
+    let api = Arc::clone(&copier.server.backend.api);
+    let context = copier.server.enter(copier.context).unwrap();
+    let raw = copier
+        .server
+        .backend
+        .objects
+        .raw(Kind::Stream, copier.stream);
+    let stream = raw.unwrap() as CUstream;
+    let gate = copier
+        .window
+        .at(copier.window.data() + 2 * PAGE, 4)
+        .unwrap();
+    // SAFETY: an aligned word of the window, which lives as long as the test.
+    let gate_word = unsafe { &*gate.cast::<AtomicU32>() };
+    gate_word.store(0, Ordering::SeqCst);
+    api.enter(context);
+    assert_eq!(
+        cu!(api, cuStreamWaitValue32_v2(stream, gate as u64, 1, 0)),
+        0
+    );
+    drop(api);
+    while copier.server.backend.is_busy() {
         copier.released();
         thread::sleep(Duration::from_millis(1));
     }
+    gate_word.store(1, Ordering::SeqCst);
+}
+
+/// As the driver's `cuMemHostRegister` in a context of which work has failed.
+unsafe extern "C" fn fail(_: *mut c_void, _: usize, _: c_uint) -> CUresult {
+    CUresult::CUDA_ERROR_ILLEGAL_ADDRESS
+}
+
+#[test]
+fn a_failed_context_keeps_no_other_from_registering() {
+    let mut copier = Copier::new(testing::driver());
+    let register = |copier: &mut Copier, function| {
+        let api = Arc::get_mut(&mut copier.server.backend.api).unwrap();
+        std::mem::replace(&mut api.functions.cuMemHostRegister_v2, function)
+    };
+    let pin = Pin {
+        context: copier.context,
+        offset: copier.window.data() + FIRST + SECOND,
+        length: SECOND,
+        whole: false,
+    };
+    let before = register(&mut copier, Some(fail));
+    assert_eq!(copier.server.pin(&pin), Err(700));
+    register(&mut copier, before);
+    copier.server.pin(&pin).unwrap();
+    let cover = &copier.server.backend.cover;
+    assert!(cover.holds(&copier.window, pin.offset, pin.length));
 }
 
 #[test]

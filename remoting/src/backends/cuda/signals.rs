@@ -98,7 +98,7 @@ impl Server {
             (call.words, 8),
             Extent::Ahead,
         );
-        if !known {
+        if known.is_err() {
             return Err(Refused::Always);
         }
         let stream = submitted.raw as CUstream;
@@ -114,7 +114,11 @@ impl Server {
             backend.api,
             cuStreamWriteValue32_v2(stream, word, call.value, 0)
         ) {
-            0 => Ok(Given::Device),
+            0 => {
+                self.passes_through(call.context, (call.words, 8));
+                self.note_passage((submitted.context, submitted.raw));
+                Ok(Given::Device)
+            }
             codes::NOT_SUPPORTED => Err(Refused::Always),
             _ => Err(Refused::Now),
         }

@@ -93,13 +93,14 @@ impl Server {
                 let here = self.window.at(offset, length);
                 let here = here.ok_or(codes::INVALID_VALUE)?;
                 let backend = &mut self.backend;
-                backend.cover.reach(
+                let _ = backend.cover.reach(
                     &backend.api,
                     &self.window,
                     context,
                     (offset, length),
                     Extent::Ahead,
                 );
+                self.passes_through(context, (offset, length));
                 end.kind = CUmemorytype::CU_MEMORYTYPE_HOST;
                 end.at = here as u64;
                 end.pitch = (size[0] as usize, size[1] as usize);

@@ -178,32 +178,6 @@ impl Server {
         }
     }
 
-    /// Whether a request ends a context in which parts of the window were registered: copies of other contexts may go
-    /// through them.
-    fn ends_registrations(&self, request: &Request) -> bool {
-        let Request::Forward(call) = request else {
-            return false;
-        };
-        let ended = self.ended_context(call.function, &call.arguments.0);
-        let others =
-            |(id, object): (u32, &Object)| object.kind == Kind::Context && Some(id) != ended;
-        ended.is_some_and(|ended| self.backend.cover.is_from(ended))
-            && self.backend.objects.iter().any(others)
-    }
-
-    /// Fences behind all submitted work of all contexts in which nothing has failed.
-    fn everybodys_work(&mut self) -> Vec<Fence> {
-        let contexts = self.backend.objects.iter();
-        let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
-        let contexts: Vec<_> = contexts.map(|(id, object)| (id, object.raw)).collect();
-        let mut all = Vec::new();
-        for (id, raw) in contexts {
-            self.backend.api.enter(raw);
-            all.extend(self.all_work(id, raw).into_iter().flatten());
-        }
-        all
-    }
-
     /// Fences behind all submitted work of a context, each with a reference.
     fn all_work(&self, context: u32, raw: usize) -> Result<Vec<Fence>, i32> {
         let of_context = |object: &Object| object.kind == Kind::Stream && object.context == context;
@@ -271,6 +245,11 @@ impl Server {
         let Some((context, stream)) = self.copies_unregistered(&request) else {
             return Some((header, request));
         };
+        // Nothing that the program has enqueued before it is left.
+        if self.backend.parked_copy == Some(header.sequence) {
+            self.backend.parked_copy = None;
+            return Some((header, request));
+        }
         let fence = match (
             self.enter(context),
             self.backend.objects.raw(Kind::Stream, stream),
@@ -298,6 +277,7 @@ impl Server {
             return Some(off.give_back(&self.backend.api));
         }
         self.watch(fence, None);
+        self.backend.parked_copy = Some(off.header.sequence);
         self.backend.parked = Some(off);
         None
     }
@@ -321,11 +301,47 @@ impl Server {
         let is_unknown = places.into_iter().flatten().any(|place| {
             let range = (place.offset, place.length);
             self.window.at(range.0, range.1).is_some()
-                && !backend
+                && backend
                     .cover
                     .reach(&backend.api, &self.window, context, range, Extent::Ahead)
+                    .is_err()
         });
         is_unknown.then_some((context, stream))
+    }
+
+    /// Defers a request that ends a context until the work of other contexts is over that passes through parts of the window
+    /// which that context has registered. Returns the request if there is none.
+    pub(super) fn wait_for_passages(
+        &mut self,
+        header: Header,
+        request: Request,
+        rounds: u32,
+    ) -> Option<(Header, Request)> {
+        let ended = match &request {
+            Request::Forward(call) => self.ended_context(call.function, &call.arguments.0),
+            Request::Post(call) => self.ended_context(call.function, &call.arguments.0),
+            _ => None,
+        };
+        let backend = &self.backend;
+        let fences = ended.map(|ended| backend.passages.through(&backend.api, ended));
+        let Some(fences) = fences.filter(|fences| !fences.is_empty()) else {
+            return Some((header, request));
+        };
+        for fence in fences.clone() {
+            self.watch(fence, None);
+        }
+        let off = PutOff {
+            header,
+            request,
+            until: Until::Work(fences),
+            rounds,
+        };
+        // Other threads might never stop copying.
+        match rounds < MOST_ROUNDS {
+            true => self.defer(off),
+            false => self.backend.parked = Some(off),
+        }
+        None
     }
 
     /// Defers a request in which the driver would wait for a context's work, if other threads of the client must be
@@ -336,19 +352,16 @@ impl Server {
         request: Request,
         rounds: u32,
     ) -> Option<(Header, Request)> {
-        let ends = self.ends_registrations(&request);
         let context = match &request {
             Request::Free(call) if call.stream.is_none() => call.context,
             Request::Forward(call) if waits_for_work(call.function) => call.context,
-            _ if ends => 0,
             _ => return Some((header, request)),
         };
-        let alone = header.flags.has(Flags::ALONE) && !ends;
+        let alone = header.flags.has(Flags::ALONE);
         if alone || self.backend.captures.is_any() || rounds >= MOST_ROUNDS {
             return Some((header, request));
         }
         let fences = match self.enter(context) {
-            _ if ends => Ok(self.everybodys_work()),
             Ok(raw) if raw != 0 => self.all_work(context, raw),
             _ => return Some((header, request)),
         };

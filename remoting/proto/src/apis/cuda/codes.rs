@@ -32,6 +32,8 @@ pub const OPERATING_SYSTEM: i32 = 304;
 pub const NOT_FOUND: i32 = 500;
 /// Work has not completed.
 pub const NOT_READY: i32 = 600;
+/// `CUDA_ERROR_NOT_PERMITTED`.
+pub const NOT_PERMITTED: i32 = 800;
 /// The host's driver does not have that.
 pub const NOT_SUPPORTED: i32 = 801;
 /// A launch's shape or resources cannot be.
