@@ -54,7 +54,7 @@ pub(super) struct Place {
     pub attachment: Vec<u8>,
     /// Size of the window in bytes.
     pub window: u64,
-    /// The window, and what a machine sends with it: nobody has checked what these are.
+    /// The window, and what a machine sends with it: shared memory and event counters.
     pub files: Vec<OwnedFd>,
     /// Closes the files.
     pub closer: Closer,

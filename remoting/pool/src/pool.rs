@@ -45,6 +45,7 @@ use super::{
     folders::Cache,
     group::{Groups, Limits},
     handshake::Refusals,
+    kept_files,
     listener::Listener,
     log::Log,
     moves::Moves,
@@ -428,6 +429,13 @@ impl Pool<'_> {
         match Said::of(&message[..count], files.len()) {
             // Once, before anything of the application's runs; where it has been moved to, it is known already.
             Some(Said::Serves(window, attachment)) if serving.place.is_none() => {
+                // Its worker has checked that, and so it is no worker's any more.
+                if let Err(wrong) = kept_files::check(&files) {
+                    base::note!("gantry-accel: a worker is ended: {wrong}");
+                    serving.phase = Phase::Ending;
+                    serving.worker.kill();
+                    return self.closer.close(files);
+                }
                 serving.place = Some(Arc::new(Place {
                     attachment: attachment.to_vec(),
                     window,

@@ -59,6 +59,7 @@ use super::{
     confine::{self, Confinement, Later, Piece},
     control,
     handshake::Door,
+    kept_files::{self, WrongFile},
     options::Options,
     standby::{self, Movable},
     stream,
@@ -90,6 +91,9 @@ pub enum Error {
     /// A machine's files.
     #[error("a virtual machine sent {0} files with its attachment, and not 4")]
     Files(usize),
+    /// One of a machine's files.
+    #[error("a virtual machine was refused: its files would be kept")]
+    Kept(#[from] WrongFile),
     /// The devices that it wants.
     #[error("the accelerator of a virtual machine wants devices that cannot be named so")]
     Device(#[source] WrongName),
@@ -597,8 +601,12 @@ fn serve_slice(
         };
         return Err(refuse_machine(stream, files.into_iter().next(), theirs).into());
     }
-    if attachment.api == ApiId::OpenCl {
-        tell_slice(&attachment, &files)?;
+    if attachment.api == ApiId::OpenCl
+        && let Err(error) = tell_slice(&attachment, &files)
+    {
+        // Before the files are closed, which may take for ever.
+        let _ = (&mut &*stream).write_all(&[port::REFUSED]);
+        return Err(error);
     }
     worker.belong(machine(&attachment, user).as_ref())?;
     worker.send_no_files()?;
@@ -638,6 +646,7 @@ pub(super) fn tell_slice(attachment: &Attachment, files: &[OwnedFd]) -> Result<(
     if files.len() != 4 {
         return Err(Error::Files(files.len()));
     }
+    kept_files::check(files)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let told = stream::tell_place(&attachment.to_bytes(), attachment.window, &files);
     told.map_err(Error::Connection)

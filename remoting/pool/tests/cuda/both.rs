@@ -3,7 +3,7 @@
 use std::{
     fs::File,
     io::{ErrorKind, Read, Write},
-    net::{Shutdown, TcpListener, TcpStream},
+    net::{TcpListener, TcpStream},
     os::{
         fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{fs::FileExt, net::UnixStream},
@@ -179,10 +179,7 @@ fn files_of_a_machine_that_do_not_close_hold_nobody_up() {
         peers.push(peer);
         let machine = port.attach_with(&pool, (slice, interrupt), ApiId::OpenCl, hello);
         machine.worker.set_read_timeout(patience).unwrap();
-        assert_eq!(machine.said(), READY);
-        machine.worker.shutdown(Shutdown::Write).unwrap();
-        // Its worker has ended.
-        assert_eq!((&machine.worker).read(&mut [0]).unwrap(), 0);
+        assert_eq!(machine.said(), REFUSED);
     }
     for _ in 0..3 {
         let stream = pool.connect();
@@ -191,6 +188,19 @@ fn files_of_a_machine_that_do_not_close_hold_nobody_up() {
         let (said, _) = socket::receive_hello(&stream).unwrap();
         assert!(Hello::check_for::<OpenCl>(&said).is_ok());
     }
+}
+
+#[test]
+fn a_machine_with_a_file_of_another_file_system_is_refused() {
+    let folder = tempfile::tempdir().unwrap();
+    let pool = Pool::of(folder.path(), "opencl,cuda");
+    let port = Port::new();
+    let file = File::open("/proc/version").unwrap();
+    let hello = Hello::client::<OpenCl>();
+    let machine = port.attach_with(&pool, (0, file.into()), ApiId::OpenCl, hello);
+    assert_eq!(machine.said(), REFUSED);
+    let machine = port.attach(&pool, 1, ApiId::OpenCl, hello);
+    assert_eq!(machine.said(), READY);
 }
 
 #[test]
