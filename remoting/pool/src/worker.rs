@@ -18,7 +18,7 @@ use std::{
 };
 
 use base::limits::Limit;
-use remoting_transport::closer::Closer;
+use remoting_transport::{closer::Closer, order};
 use remoting_turns::introduce;
 
 use super::{
@@ -239,9 +239,9 @@ pub(super) fn start(
         });
     }
     // The child would have what is being closed.
-    let pause = new.closer.pause();
+    let pauses = (new.closer.pause(), order::pause());
     let child = command.spawn();
-    drop(pause);
+    drop(pauses);
     let mut child = child?;
     new.log.add(errors, child.id());
     // With it goes this process's copy of the worker's end of the channel.

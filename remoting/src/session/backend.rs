@@ -152,9 +152,10 @@ pub trait Backend: Debug + Sized {
     /// Adds the fences after which [`sweep`](Self::sweep) may find something, each only once.
     fn sweep_after(&mut self, fences: &mut Vec<<Self::Driver as Fences>::Fence>);
 
-    /// The client has been told that its callback with this number is due.
-    fn called(&mut self, number: u64) {
+    /// The driver has called the client's callback with this number. Returns whether it still was expected to.
+    fn called(&mut self, number: u64) -> bool {
         let _ = number;
+        true
     }
 
     /// What the driver or the backend is still working on, if anything; a checkpoint waits for it. Meanwhile no call

@@ -599,8 +599,7 @@ impl<B: Backend> Session<B> {
             match notice {
                 Notice::Wake => {}
                 Notice::Callback(number, status) => {
-                    self.expected -= 1;
-                    self.backend.called(number);
+                    self.expected -= usize::from(self.backend.called(number));
                     self.call_back(number, status)?;
                 }
                 Notice::Backend(notice) => B::notice(self, notice)?,

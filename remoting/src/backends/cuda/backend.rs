@@ -83,6 +83,8 @@ pub struct CudaBackend {
     pub(super) deferred: HashMap<u32, i32>,
     /// Client functions that have been passed to the driver and have not returned yet.
     pub(super) pending: Pending,
+    /// Functions that the driver has not called yet: the driver's context of each, by the client's number.
+    pub(super) uncalled: HashMap<u64, usize>,
     /// Copies of the client that streams wait for and that are not due yet.
     pub(super) holds: Holds,
     /// How much work each stream has that is not done.
@@ -146,6 +148,7 @@ impl CudaBackend {
             textures: HashSet::new(),
             deferred: HashMap::new(),
             pending: Pending::default(),
+            uncalled: HashMap::new(),
             holds: Holds::default(),
             backlog: Backlog::default(),
             printed: None,
@@ -267,6 +270,10 @@ impl Backend for CudaBackend {
 
     fn is_busy(&self) -> bool {
         self.parked.is_some()
+    }
+
+    fn called(&mut self, number: u64) -> bool {
+        self.uncalled.remove(&number).is_some()
     }
 
     fn has_event(&self, _: EventId) -> bool {
@@ -471,7 +478,7 @@ impl Server {
             Ok(submitted) => submitted,
             Err(code) => {
                 if let Some(stage) = stage {
-                    self.free_refused(stage);
+                    self.free_refused(context, stage);
                 }
                 return self.fail(header, context, code);
             }
@@ -549,17 +556,25 @@ impl Server {
 
     /// Releases the stage of the current request, which the driver has refused, once its stream comes there: until then the
     /// client may be about to fill the stage in the order of the stream.
-    fn free_refused(&mut self, stage: StageId) {
+    fn free_refused(&mut self, context: u32, stage: StageId) {
         let place = self.backend.backlog.place();
-        let fence = place.filter(|(_, stream)| !self.is_captured(*stream));
-        let fence = fence.and_then(|(context, stream)| {
-            self.backend.api.enter(context);
-            self.backend.api.fence(context, stream).ok()
-        });
-        match fence {
-            Some(fence) => self.stage_until(stage, fence, false),
-            None => self.stage_free(stage, false),
+        let Some((raw, stream)) = place.filter(|(_, stream)| !self.is_captured(*stream)) else {
+            return self.stage_free(stage, false);
+        };
+        self.backend.api.enter(raw);
+        if let Ok(fence) = self.backend.api.fence(raw, stream) {
+            return self.stage_until(stage, fence, false);
         }
+        let objects = &self.backend.objects;
+        let stream = match stream {
+            0 => Some(0),
+            stream => objects.known(Kind::Stream, stream),
+        };
+        self.backend.unfenced.push(Unfenced {
+            stage,
+            context,
+            stream,
+        });
     }
 
     /// Releases stages of [`unfenced`](CudaBackend::unfenced) commands that have ended.

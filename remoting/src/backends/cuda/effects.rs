@@ -302,6 +302,8 @@ impl Server {
         if let Some(context) = self.backend.objects.remove(id) {
             let backend = &mut self.backend;
             backend.pending.forget_context(context.raw);
+            let gone = backend.uncalled.extract_if(|_, of| *of == context.raw);
+            self.expected -= gone.count();
             backend.backlog.forget_context(&backend.api, context.raw);
             backend
                 .passages

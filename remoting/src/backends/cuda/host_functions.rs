@@ -212,6 +212,7 @@ impl Server {
         };
         if code == 0 {
             self.expected += 1;
+            self.backend.uncalled.insert(call.number, submitted.context);
         } else {
             // SAFETY: the driver has refused the data, so nobody else holds it.
             let leaf = unsafe { Box::from_raw(leaf) };

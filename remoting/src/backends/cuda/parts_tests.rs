@@ -561,6 +561,16 @@ fn a_stage_of_a_refused_copy_is_used_until_its_stream_comes_there() {
 }
 
 #[test]
+fn a_stage_of_a_refused_copy_without_an_event_is_used_until_its_stream_is_idle() {
+    let mut driver = testing::driver();
+    driver.functions.cuEventCreate = None;
+    let mut copier = Copier::new(driver);
+    let word = copier.hold();
+    copier.write(0);
+    assert!(copier.is_held_by_the_stream(word));
+}
+
+#[test]
 fn a_stage_behind_which_no_event_is_recorded_is_used_until_its_stream_is_idle() {
     let mut driver = testing::driver();
     driver.functions.cuEventCreate = None;

@@ -379,3 +379,21 @@ fn a_call_that_waits_for_room_keeps_no_other_threads_calls() {
         worker.set();
     });
 }
+
+#[test]
+fn functions_of_a_context_that_has_ended_are_not_expected() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        worker.word(3).store(0, Ordering::SeqCst);
+        worker.waits_for_gate(worker.stream, 0);
+        worker.call_function();
+        // It is called while the driver ends the context, and the client has not been told by then.
+        worker.word(3).store(1, Ordering::SeqCst);
+        worker.set();
+        let (function, bytes) = testing::arguments("cuCtxDestroy_v2", &[worker.context.into()]);
+        worker.server.forward(0, function, &bytes.0).unwrap();
+        assert_eq!(worker.server.expected, 0);
+        worker.await_due(1);
+        assert_eq!(worker.server.expected, 0);
+    });
+}

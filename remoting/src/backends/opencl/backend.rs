@@ -242,8 +242,9 @@ impl Backend for OpenClBackend {
 
     const STATE_SHAPE: u64 = state::SHAPE;
 
-    fn called(&mut self, number: u64) {
+    fn called(&mut self, number: u64) -> bool {
         self.destructors.remove(&number);
+        true
     }
 
     fn busy(session: &mut Server) -> Option<Busy> {
