@@ -14,8 +14,8 @@
 //! - A client that overdraws with the least slice is stopped until it is level, while another one is owed time.
 //!
 //! What is not handled yet: an owed client that has work, but cannot use the device (it waits for a word or a function of
-//! its program), keeps others stopped, so that the device idles. A debt is in time of the device: at weights of 1 to 99 a
-//! stop lasts up to four seconds. A stop that ended by itself is not known here. Nothing but the simulator uses this.
+//! its program), keeps others stopped, so that the device idles. A debt is in time of the device: 80 ms of it at weights of
+//! 1 to 99 are a stop of up to eight seconds. A stop that ended by itself is not known here. Nothing but the simulator uses this.
 //!
 //! Each command costs a call of the driver that takes its locks. Slices that are nearly right are therefore left alone.
 

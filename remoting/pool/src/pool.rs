@@ -429,7 +429,7 @@ impl Pool<'_> {
         match Said::of(&message[..count], files.len()) {
             // Once, before anything of the application's runs; where it has been moved to, it is known already.
             Some(Said::Serves(window, attachment)) if serving.place.is_none() => {
-                // Its worker has checked that, and so it is no worker's any more.
+                // Its worker checks the same: this one does not, so it was taken over.
                 if let Err(wrong) = kept_files::check(&files) {
                     base::note!("gantry-accel: a worker is ended: {wrong}");
                     serving.phase = Phase::Ending;

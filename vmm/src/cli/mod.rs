@@ -210,7 +210,7 @@ impl Cli {
 /// Parses a size for clap.
 fn size(text: &str) -> Result<u64, String> {
     vmm_config::syntax::size(text)
-        .ok_or_else(|| "this is no size, such as 4096, 512M, 2G or 2GiB".to_owned())
+        .ok_or_else(|| "invalid size: use a number such as 4096, 512M, 2G or 2GiB".to_owned())
 }
 
 /// The description of the command line for a program called `name`.

@@ -270,7 +270,7 @@ fn every_command_of_ctl_parses() {
         // Also when the socket is to be found automatically.
         parse(&format!("gantry ctl {line}"));
     }
-    assert!(refused("gantry ctl --socket /s resize --memory many").contains("no size"));
+    assert!(refused("gantry ctl --socket /s resize --memory many").contains("invalid size"));
 }
 
 #[test]

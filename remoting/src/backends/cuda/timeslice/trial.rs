@@ -87,7 +87,7 @@ pub enum Command {
     Remake,
 }
 
-/// A line that is no command.
+/// An unknown command.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unknown command {0:?}")]
 pub struct Unknown(String);
