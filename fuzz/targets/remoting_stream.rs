@@ -13,13 +13,11 @@ use std::{
 };
 
 use gantry_fuzz::input::Input;
-use gantry_remoting::{
-    backends::opencl::{OpenClBackend, Server, driver::Api},
-    session::{
+use remoting_opencl::{OpenClBackend, Server, driver::Api};
+use remoting_session::{
         quota::Quota,
         server::{Nudge, Tuning},
-    },
-};
+    };
 use libfuzzer_sys::fuzz_target;
 use remoting_proto::{
     apis::opencl::OpenCl,

@@ -11,14 +11,12 @@ use std::{
 };
 
 use gantry_fuzz::input::Input;
-use gantry_remoting::{
-    backends::opencl::{OpenClBackend, Server, driver::Api},
-    session::{
+use remoting_opencl::{OpenClBackend, Server, driver::Api};
+use remoting_session::{
         drain::{Cpu, Drained},
         quota::Quota,
         server::{Nudge, Tuning},
-    },
-};
+    };
 use libfuzzer_sys::fuzz_target;
 use remoting_proto::wire::{Flags, Header};
 use remoting_transport::{

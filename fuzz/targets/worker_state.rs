@@ -8,15 +8,13 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::{
-    backends::opencl::{OpenClBackend, Server, driver::Api},
-    session::{
+use remoting_opencl::{OpenClBackend, Server, driver::Api};
+use remoting_session::{
         backend::Backend,
         checkpoint, image,
         quota::Quota,
         server::{Nudge, Tuning},
-    },
-};
+    };
 use libfuzzer_sys::fuzz_target;
 use remoting_transport::{
     bell::Futex,

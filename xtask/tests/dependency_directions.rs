@@ -96,7 +96,12 @@ const VIOLATIONS: &[(&str, &str, &str)] = &[
 ];
 
 /// What serves applications: no driver or agent in a guest uses it.
-const WORKERS: &[&str] = &["gantry-remoting", "remoting-pool"];
+const WORKERS: &[&str] = &[
+    "remoting-cuda",
+    "remoting-opencl",
+    "remoting-pool",
+    "remoting-session",
+];
 
 /// A crate of the workspace.
 struct Crate {

@@ -13,13 +13,7 @@ use std::{
 };
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use gantry_remoting::{
-    backends::opencl::{OpenClBackend, Server, driver::Api},
-    session::{
-        quota::Quota,
-        server::{Nudge, Tuning},
-    },
-};
+use remoting_opencl::{OpenClBackend, Server, driver::Api};
 use remoting_proto::{
     apis::opencl::calls::{
         Call, ContextId, CreateContext, CreateKernel, CreateProgram, CreateQueue, DeviceId, Finish,
@@ -27,6 +21,10 @@ use remoting_proto::{
         SetArgument, Target, Value,
     },
     wire::{Blob, Flags, Header, Wire},
+};
+use remoting_session::{
+    quota::Quota,
+    server::{Nudge, Tuning},
 };
 use remoting_transport::{
     bell::Futex,

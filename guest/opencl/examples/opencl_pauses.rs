@@ -18,7 +18,7 @@ use std::{
 };
 
 use device::{Device, check, cl};
-use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_opencl::driver::api::Handle;
 use remoting_proto::apis::opencl::codes;
 
 mod device;

@@ -14,14 +14,12 @@ use std::{
 };
 
 use base::Unpoisoned;
-use gantry_remoting::{
-    backends::opencl::{OpenClBackend, driver::Api},
-    session::{
-        passive::{Offer, Passive},
-        quota::Quota,
-    },
-};
+use remoting_opencl::{OpenClBackend, driver::Api};
 use remoting_proto::apis::opencl::codes;
+use remoting_session::{
+    passive::{Offer, Passive},
+    quota::Quota,
+};
 use remoting_transport::gate::{Delegate, Failed};
 
 use crate::{

@@ -17,18 +17,16 @@ use std::{
 };
 
 use base::gpus::{Choice, Selection};
-use gantry_remoting::{
-    backends::opencl::handlers::{self, Surroundings},
-    backends::opencl::{
-        OpenClBackend,
-        driver::{Api, api, cl},
-    },
-    session::{
-        passive::{Offer, Passive},
-        quota::Quota,
-    },
+use remoting_opencl::handlers::{self, Surroundings};
+use remoting_opencl::{
+    OpenClBackend,
+    driver::{Api, api, cl},
 };
 use remoting_proto::wire::api::ApiId;
+use remoting_session::{
+    passive::{Offer, Passive},
+    quota::Quota,
+};
 use remoting_transport::{messages, socket};
 use vmfunc_gate::guest::{self, Ended};
 

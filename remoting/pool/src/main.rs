@@ -15,8 +15,8 @@ use base::{
     paths::{CUDA_SOCKET, OPENCL_SOCKET},
 };
 use clap::{CommandFactory, Parser, Subcommand};
-use gantry_remoting::backends::cuda::timeslice;
 use manual::Manual;
+use remoting_cuda::timeslice;
 use remoting_pool::{
     gate,
     moves::{self, Request, To, Which},

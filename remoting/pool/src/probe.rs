@@ -9,7 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::backends::cuda;
 use remoting_proto::wire::api::ApiId;
 
 use super::{
@@ -151,13 +150,13 @@ pub fn tried(options: &Options, out: &mut impl Write) -> Result<bool, process::E
         }
         ApiId::Cuda => {
             let arena = !options.without().has(Piece::Arena);
-            let tell = |step: &str, found: &cuda::probe::Found| {
+            let tell = |step: &str, found: &remoting_cuda::probe::Found| {
                 let _ = match found {
                     Ok(found) => writeln!(out, "  {step}: {found}"),
                     Err(why) => writeln!(out, "  {step}: FAILED: {why}"),
                 };
             };
-            Ok(cuda::probe::steps(
+            Ok(remoting_cuda::probe::steps(
                 options.library(ApiId::Cuda),
                 arena,
                 tell,

@@ -19,20 +19,10 @@ use std::{
 };
 
 use base::gpus::{Choice, WrongName};
-use gantry_remoting::{
-    backends::{
-        cuda::{self, CudaBackend},
-        opencl::{
-            OpenClBackend, Server,
-            driver::{api, cl},
-        },
-    },
-    session::{
-        backend::Backend,
-        image::Immovable,
-        quota::Quota,
-        server::{self, Nudge, Session, Tuning},
-    },
+use remoting_cuda::CudaBackend;
+use remoting_opencl::{
+    OpenClBackend, Server,
+    driver::{api, cl},
 };
 use remoting_proto::{
     apis::{self, cuda::Cuda, opencl::OpenCl},
@@ -42,6 +32,12 @@ use remoting_proto::{
         api::{ApiId, Spoken},
         hello::{self, Form, Hello, NUMBER, Refused},
     },
+};
+use remoting_session::{
+    backend::Backend,
+    image::Immovable,
+    quota::Quota,
+    server::{self, Nudge, Session, Tuning},
 };
 use remoting_stream::tls;
 use remoting_transport::{
@@ -108,7 +104,7 @@ pub enum Error {
     Driver(#[from] api::Error),
     /// The CUDA driver.
     #[error(transparent)]
-    Cuda(#[from] cuda::driver::Error),
+    Cuda(#[from] remoting_cuda::driver::Error),
     /// Confinement.
     #[error(transparent)]
     Confine(#[from] confine::Error),
@@ -188,7 +184,7 @@ pub(super) struct Worker<'a> {
     /// Where what its driver compiles is kept from then on.
     kept: Option<InUse>,
     api: Option<Arc<api::Api>>,
-    cuda: Option<Arc<cuda::driver::Api>>,
+    cuda: Option<Arc<remoting_cuda::driver::Api>>,
 }
 
 impl<'a> Worker<'a> {
@@ -247,15 +243,15 @@ impl<'a> Worker<'a> {
     }
 
     /// The CUDA driver.
-    fn cuda(&mut self) -> Result<Arc<cuda::driver::Api>, Error> {
+    fn cuda(&mut self) -> Result<Arc<remoting_cuda::driver::Api>, Error> {
         if let Some(cuda) = &self.cuda {
             return Ok(Arc::clone(cuda));
         }
         // Before the driver looks for places.
         if !self.options.without().has(Piece::Arena) {
-            cuda::arena::fill().map_err(cuda::driver::Error::Arena)?;
+            remoting_cuda::arena::fill().map_err(remoting_cuda::driver::Error::Arena)?;
         }
-        let cuda = Arc::new(cuda::driver::Api::open(
+        let cuda = Arc::new(remoting_cuda::driver::Api::open(
             self.options.library(ApiId::Cuda),
             self.options.cuda_libraries.as_deref(),
         )?);
@@ -396,7 +392,7 @@ fn serve(mut worker: Worker<'_>, connection: &UnixStream) -> Result<(), Error> {
 
 /// Maps a window: where the application has it, too, if the API has addresses in common.
 fn map(file: &OwnedFd, size: u64, api: ApiId) -> Result<Arc<window::Window>, Error> {
-    let place = cuda::arena::WINDOW;
+    let place = remoting_cuda::arena::WINDOW;
     if api == ApiId::Cuda && size <= place.end - place.start {
         // SAFETY: `arena::fill` has kept the place for this.
         if let Ok(window) = unsafe { window::Window::map_at(file, size, RING, place.start) } {
@@ -417,7 +413,7 @@ fn local(options: &Options) -> Tuning {
 
 /// Serves an application that calls CUDA. It cannot be moved to another worker.
 fn serve_cuda(
-    api: Arc<cuda::driver::Api>,
+    api: Arc<remoting_cuda::driver::Api>,
     window: Arc<window::Window>,
     (tuning, nudge): (Tuning, Nudge),
     attachment: Option<(&Attachment, &UnixStream)>,
@@ -761,8 +757,9 @@ fn share<B: Backend>(
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use remoting_proto::wire::hello::Version;
+
+    use super::*;
 
     #[test]
     fn a_machine_of_another_build_and_its_application_learn_of_both_versions() {

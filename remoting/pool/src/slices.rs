@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::backends::cuda::timeslice::{
+use remoting_cuda::timeslice::{
     UNRENEWED,
     trial::{self, Command, Grid},
 };

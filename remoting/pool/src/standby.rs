@@ -18,21 +18,19 @@ use std::{
     time::Duration,
 };
 
-use gantry_remoting::{
-    backends::opencl::{Server, told::Told},
-    session::{
-        checkpoint::{Order, Ordered, Outcome},
-        notice::{Board, Notice},
-        postcopy::Fetch,
-        precopy::Asker,
-        quota::Quota,
-        server::{Nudge, Tuning},
-        work::{BUSY, TOLD, processor_time},
-    },
-};
+use remoting_opencl::{Server, told::Told};
 use remoting_proto::{
     port::{ATTACHMENT, Attachment},
     wire::Blob,
+};
+use remoting_session::{
+    checkpoint::{Order, Ordered, Outcome},
+    notice::{Board, Notice},
+    postcopy::Fetch,
+    precopy::Asker,
+    quota::Quota,
+    server::{Nudge, Tuning},
+    work::{BUSY, TOLD, processor_time},
 };
 use remoting_transport::{
     account::Account,
@@ -433,10 +431,10 @@ mod tests {
     use std::os::fd::AsFd;
 
     use base::Patience;
+    use remoting_opencl::testing;
+    use remoting_transport::control::Peer;
 
     use super::*;
-    use gantry_remoting::backends::opencl::testing;
-    use remoting_transport::control::Peer;
 
     /// A serving session, and the channels of two who may ask.
     fn asked_by_two(movable: Movable) -> (UnixStream, UnixStream) {
@@ -474,7 +472,7 @@ mod tests {
 
     #[test]
     fn what_cannot_be_made_again_is_named_before_and_when_it_is_to_stop() {
-        use gantry_remoting::backends::opencl::testing::carry_out;
+        use remoting_opencl::testing::carry_out;
         use remoting_proto::apis::opencl::calls::*;
         let (mut server, calls, _) = testing::server();
         let create = CreateContext {
@@ -509,7 +507,7 @@ mod tests {
         let board = Arc::clone(&server.board);
         attend_both(theirs, board, Movable::From(Told::default()), None).unwrap();
         let round = |time| {
-            let image = gantry_remoting::session::image::create().unwrap();
+            let image = remoting_session::image::create().unwrap();
             let worker = Peer {
                 channel: &pool,
                 who: "the worker",

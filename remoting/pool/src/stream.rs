@@ -267,11 +267,7 @@ pub(super) fn start<A: Api>(window: &Arc<Window>, channel: Channel) -> io::Resul
 mod tests {
     use std::io::{Read, Write};
 
-    use super::*;
-    use gantry_remoting::{
-        backends::opencl::{Server, testing},
-        session::server::Error,
-    };
+    use remoting_opencl::{Server, testing};
     use remoting_proto::{
         apis::opencl::{
             OpenCl,
@@ -279,8 +275,11 @@ mod tests {
         },
         wire::{Flags, Header, frame::HEADER},
     };
+    use remoting_session::server::Error;
     use remoting_stream::channel::Socket;
     use remoting_transport::{endpoint::Receiver, port_bell::Waker, window::Slice};
+
+    use super::*;
 
     /// A worker that is reached by a stream, before an OpenCL that does nothing.
     struct Worker {

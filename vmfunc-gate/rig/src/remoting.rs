@@ -4,16 +4,10 @@
 use std::{arch::x86_64::_rdtsc, fmt, ptr::NonNull, rc::Rc, sync::Arc, time::Duration};
 
 use anyhow::{Context, Result, anyhow, ensure};
-use gantry_remoting::{
-    backends::opencl::{
-        OpenClBackend,
-        driver::adder,
-        handlers::{self, Handler, Surroundings},
-    },
-    session::{
-        passive::{Offer, Passive},
-        quota::Quota,
-    },
+use remoting_opencl::{
+    OpenClBackend,
+    driver::adder,
+    handlers::{self, Handler, Surroundings},
 };
 use remoting_proto::{
     apis::opencl::{
@@ -26,6 +20,10 @@ use remoting_proto::{
         },
     },
     wire::{Blob, Flags, Header, Wire},
+};
+use remoting_session::{
+    passive::{Offer, Passive},
+    quota::Quota,
 };
 use remoting_transport::{
     endpoint::{Receiver, Sender},

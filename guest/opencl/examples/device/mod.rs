@@ -10,7 +10,7 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::backends::opencl::driver::{
+use remoting_opencl::driver::{
     Api,
     api::{ContextCallback, Handle},
 };

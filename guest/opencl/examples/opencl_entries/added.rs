@@ -2,7 +2,7 @@
 
 use std::ptr::null_mut;
 
-use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_opencl::driver::api::Handle;
 use remoting_proto::apis::opencl::codes;
 
 use super::{Part, device::cl};

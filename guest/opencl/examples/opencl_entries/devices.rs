@@ -6,7 +6,7 @@ use std::{
     thread,
 };
 
-use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_opencl::driver::api::Handle;
 use remoting_proto::apis::opencl::codes;
 
 use super::{Part, device::check, device::cl, more::more};

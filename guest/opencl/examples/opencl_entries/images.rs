@@ -5,7 +5,7 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::backends::opencl::driver::api::{Handle, ImageDesc, ImageFormat};
+use remoting_opencl::driver::api::{Handle, ImageDesc, ImageFormat};
 use remoting_proto::apis::opencl::codes;
 
 use super::{Part, device::check, device::cl, more::more};

@@ -5,7 +5,7 @@ use std::{
     ptr::{null, null_mut},
 };
 
-use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_opencl::driver::api::Handle;
 use remoting_proto::apis::opencl::codes;
 
 use super::{Part, device::check, device::cl, more::more};
@@ -127,10 +127,7 @@ fn built_in(part: &mut Part) -> Result<(), String> {
 }
 
 /// A number that is queried, and the code.
-fn number(
-    part: &Part,
-    ask: impl Fn(&gantry_remoting::backends::opencl::driver::Api, *mut c_void) -> i32,
-) -> String {
+fn number(part: &Part, ask: impl Fn(&remoting_opencl::driver::Api, *mut c_void) -> i32) -> String {
     let mut value = [0u8; 8];
     let code = ask(&part.device.api, value.as_mut_ptr().cast());
     format!("{code}, {}", u64::from_le_bytes(value))

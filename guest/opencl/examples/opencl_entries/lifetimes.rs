@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_opencl::driver::api::Handle;
 
 use super::{Part, device::check, device::cl, more::more};
 

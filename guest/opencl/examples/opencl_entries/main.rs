@@ -24,8 +24,8 @@ use std::{
 };
 
 use device::{Device, cl};
-use gantry_remoting::backends::opencl::driver::api::Handle;
 use more::More;
+use remoting_opencl::driver::api::Handle;
 
 /// The number of threads.
 const THREADS: usize = 4;

@@ -4,7 +4,7 @@
 
 use std::ffi::{CString, c_char, c_void};
 
-use gantry_remoting::backends::opencl::driver::api::{Handle, ImageDesc, ImageFormat};
+use remoting_opencl::driver::api::{Handle, ImageDesc, ImageFormat};
 
 /// Calls one of them.
 macro_rules! more {

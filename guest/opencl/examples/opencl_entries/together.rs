@@ -7,7 +7,7 @@ use std::{
     thread,
 };
 
-use gantry_remoting::backends::opencl::driver::api::Handle;
+use remoting_opencl::driver::api::Handle;
 
 use super::{
     Part,

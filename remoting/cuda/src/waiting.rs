@@ -1,0 +1,436 @@
+//! Waiting for streams, events and stages.
+
+use cuda_definition::driver::types::{CUevent, CUstream};
+use remoting_proto::{
+    apis::cuda::{
+        Kind,
+        calls::{EventSynchronize, Request, Side, StreamSynchronize},
+        codes,
+    },
+    wire::{Flags, Header, messages::StageId},
+};
+use remoting_session::backend::Fences;
+use remoting_transport::endpoint::Gone;
+use remoting_turns::Moment;
+
+use super::{
+    Server,
+    backend::{Submitted, is_legacy},
+    cover::Extent,
+    driver::{Api, cu, outcome},
+    fences::Fence,
+    forwarding::waits_for_work,
+    objects::Object,
+};
+
+/// Maximum number of deferred requests: each blocks a thread of the client.
+const MOST_PUT_OFF: usize = 1024;
+/// Maximum number of streams for whose work a deferred request waits.
+const MOST_FENCES: usize = 4096;
+/// How many times a request waits for newly submitted work before the driver waits instead: other threads might never
+/// stop submitting.
+const MOST_ROUNDS: u32 = 16;
+
+/// Until when a request is deferred. A reference to each fence is held.
+#[derive(Debug)]
+pub(super) enum Until {
+    /// Until no client function is pending.
+    NoFunctions,
+    /// Until this work is done.
+    Work(Vec<Fence>),
+    /// Until a stream has done this work, and the driver takes more.
+    Room(Fence),
+}
+
+impl Until {
+    fn fences(&self) -> &[Fence] {
+        match self {
+            Self::NoFunctions => &[],
+            Self::Work(fences) => fences,
+            Self::Room(fence) => std::slice::from_ref(fence),
+        }
+    }
+}
+
+/// A request that is deferred until the driver does not need to wait in it.
+#[derive(Debug)]
+pub(super) struct PutOff {
+    header: Header,
+    request: Request,
+    until: Until,
+    /// How many times the request has been deferred before.
+    rounds: u32,
+}
+
+impl PutOff {
+    pub(super) fn until(&self) -> &Until {
+        &self.until
+    }
+
+    /// Whether the work is done or has failed; the driver reports failures at once.
+    pub(super) fn is_ready(&self, api: &Api) -> bool {
+        let mut fences = self.until.fences().iter();
+        fences.all(|fence| api.poll(*fence).is_over())
+    }
+
+    /// The request, and how many times it has been deferred.
+    pub(super) fn take(self, api: &Api) -> (Header, Request, u32) {
+        let fences = self.until.fences().iter();
+        fences.for_each(|fence| api.release(*fence));
+        (self.header, self.request, self.rounds + 1)
+    }
+
+    /// The request alone.
+    fn give_back(self, api: &Api) -> (Header, Request) {
+        let (header, request, _) = self.take(api);
+        (header, request)
+    }
+}
+
+impl Server {
+    /// Waits in the driver, and signals this to a client that polls meanwhile.
+    fn wait_here(&mut self, wait: impl FnOnce(&Self) -> i32) -> Result<(), i32> {
+        let start = Moment::now();
+        self.sender.attend(true);
+        let code = wait(self);
+        self.sender.attend(false);
+        self.last_wait = Moment::now().since(start);
+        outcome(code)
+    }
+
+    /// Waits in the driver for a stream.
+    pub(super) fn synchronize_here(&mut self, submitted: Submitted) -> Result<(), i32> {
+        let stream = submitted.raw as CUstream;
+        self.wait_here(|server| cu!(server.backend.api, cuStreamSynchronize(stream)))?;
+        if is_legacy(submitted.stream) {
+            self.backend.legacy.done(submitted.context);
+        }
+        Ok(())
+    }
+
+    pub(super) fn stream_synchronize(
+        &mut self,
+        header: Header,
+        call: &StreamSynchronize,
+    ) -> Result<(), Gone> {
+        let submitted = match self.submit_to(call.context, call.stream) {
+            Ok(submitted) => submitted,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        if self.is_captured(submitted.raw) {
+            // The driver decides what happens to the capture.
+            let stream = submitted.raw as CUstream;
+            let code = cu!(self.backend.api, cuStreamSynchronize(stream));
+            return self.answer(header, &outcome(code));
+        }
+        self.conclude(header, call.context, None, Ok(submitted))
+    }
+
+    pub(super) fn context_synchronize(&mut self, header: Header, context: u32) -> Result<(), Gone> {
+        let raw = match self.enter(context) {
+            Ok(0) => return self.answer(header, &Err::<(), i32>(codes::INVALID_CONTEXT)),
+            Ok(raw) => raw,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        if self.is_left_to_driver(context) || self.stays(header) {
+            let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
+            if waited.is_ok() {
+                self.backend.left.remove(&context);
+                self.backend.legacy.done(raw);
+            }
+            let deferred = self.take_deferred(context);
+            return self.answer(header, &deferred.map_or(waited, Err));
+        }
+        match self.all_work(context, raw) {
+            Ok(fences) => {
+                let deferred = self.take_deferred(context);
+                self.answer_later(header, fences, true, deferred.unwrap_or(0));
+                Ok(())
+            }
+            Err(code) => self.answer(header, &Err::<(), i32>(code)),
+        }
+    }
+
+    /// Whether only the driver can wait for all work of a context: of destroyed streams, or beside captures, which
+    /// fences might invalidate.
+    fn is_left_to_driver(&self, context: u32) -> bool {
+        self.backend.left.contains(&context) || self.backend.captures.is_any()
+    }
+
+    /// Whether the driver waits in this request for a context, with this thread.
+    pub(super) fn synchronizes_here(&self, request: &Request) -> bool {
+        matches!(request, Request::ContextSynchronize(call) if self.is_left_to_driver(call.context))
+    }
+
+    /// Records that a stream is about to be destroyed while its work continues.
+    pub(super) fn leave_work(&mut self, stream: u32) {
+        let Ok(object) = self.backend.objects.get(Kind::Stream, stream) else {
+            return;
+        };
+        let (context, raw) = (object.context, object.raw as CUstream);
+        // A query would invalidate a capture.
+        let is_captured = self.is_captured(raw as usize);
+        let is_running =
+            !is_captured && cu!(self.backend.api, cuStreamQuery(raw)) == codes::NOT_READY;
+        let keeps = self.leave_unfenced(stream, !is_running && !is_captured);
+        if is_running || keeps {
+            self.backend.left.insert(context);
+        }
+    }
+
+    /// Fences behind all submitted work of a context, each with a reference.
+    fn all_work(&self, context: u32, raw: usize) -> Result<Vec<Fence>, i32> {
+        let of_context = |object: &Object| object.kind == Kind::Stream && object.context == context;
+        let streams = self.backend.objects.iter();
+        let streams = streams.filter(|(_, object)| of_context(object));
+        // The legacy stream, for work that was submitted to no stream.
+        let streams = streams.map(|(_, object)| object.raw).chain([0]);
+        let api = &self.backend.api;
+        let mut fences = Vec::new();
+        for stream in streams {
+            match api.fence(raw, stream) {
+                Ok(fence) => fences.push(fence),
+                Err(code) => {
+                    fences.into_iter().for_each(|fence| api.release(fence));
+                    return Err(code);
+                }
+            }
+        }
+        Ok(fences)
+    }
+
+    /// Defers a request in which the driver might wait for a client function until none is pending. Client functions
+    /// are reported by this very thread, which therefore must not block.
+    pub(super) fn wait_for_functions(&mut self, header: Header, request: Request, rounds: u32) {
+        for fence in self.backend.calling.clone() {
+            self.watch(fence, None);
+        }
+        self.defer(PutOff {
+            header,
+            request,
+            until: Until::NoFunctions,
+            rounds,
+        });
+    }
+
+    /// Defers a request until a stream has come to a mark, a reference to which this takes over.
+    pub(super) fn wait_for_room(&mut self, header: Header, request: Request, mark: Fence) {
+        self.watch(mark, None);
+        self.defer(PutOff {
+            header,
+            request,
+            until: Until::Room(mark),
+            rounds: 0,
+        });
+    }
+
+    /// Keeps a deferred request, and those that follow if they must be ordered behind it.
+    fn defer(&mut self, off: PutOff) {
+        // A client that waits for the answer sends nothing that must be ordered behind it.
+        if off.header.flags.has(Flags::ANSWER) && self.backend.put_off.len() < MOST_PUT_OFF {
+            self.backend.put_off.push(off);
+        } else {
+            self.backend.parked = Some(off);
+        }
+    }
+
+    /// Keeps a copy through a part of the window that the driver does not know as registered, and all requests that follow,
+    /// until the work before it is done: the driver would read that memory at once, or wait. Returns the request if there
+    /// is nothing to wait for.
+    pub(super) fn park_unregistered(
+        &mut self,
+        header: Header,
+        request: Request,
+    ) -> Option<(Header, Request)> {
+        let Some((context, stream)) = self.copies_unregistered(&request) else {
+            return Some((header, request));
+        };
+        // Nothing that the program has enqueued before it is left.
+        if self.backend.parked_copy == Some(header.sequence) {
+            self.backend.parked_copy = None;
+            return Some((header, request));
+        }
+        let fence = match (
+            self.enter(context),
+            self.backend.objects.raw(Kind::Stream, stream),
+        ) {
+            // A fence would become part of a capture, and one in a default stream might invalidate others.
+            (Ok(_), Ok(raw))
+                if self.backend.captures.is_any() && (raw <= 2 || self.is_captured(raw)) =>
+            {
+                None
+            }
+            (Ok(own), Ok(raw)) => self.backend.api.fence(own, raw).ok(),
+            _ => None,
+        };
+        // The request itself reports what is wrong.
+        let Some(fence) = fence else {
+            return Some((header, request));
+        };
+        let off = PutOff {
+            header,
+            request,
+            until: Until::Work(vec![fence]),
+            rounds: 0,
+        };
+        if off.is_ready(&self.backend.api) {
+            return Some(off.give_back(&self.backend.api));
+        }
+        self.watch(fence, None);
+        self.backend.parked_copy = Some(off.header.sequence);
+        self.backend.parked = Some(off);
+        None
+    }
+
+    /// The context and the stream of a copy through a part of the window that the driver does not know, if it is one.
+    fn copies_unregistered(&mut self, request: &Request) -> Option<(u32, u32)> {
+        let (context, stream, places) = match request {
+            Request::Write(call) => (call.context, call.stream, [Some(&call.from), None]),
+            Request::Read(call) => (call.context, call.stream, [Some(&call.to), None]),
+            Request::CopyVolume(call) => {
+                let places = [&call.to, &call.from].map(|side| match side {
+                    Side::Window(place) => Some(place),
+                    _ => None,
+                });
+                (call.context, call.stream, places)
+            }
+            _ => return None,
+        };
+        self.enter(context).ok()?;
+        let backend = &mut self.session.backend;
+        let is_unknown = places.into_iter().flatten().any(|place| {
+            let range = (place.offset, place.length);
+            self.session.window.at(range.0, range.1).is_some()
+                && backend
+                    .cover
+                    .reach(
+                        &backend.api,
+                        &self.session.window,
+                        context,
+                        range,
+                        Extent::Ahead,
+                    )
+                    .is_err()
+        });
+        is_unknown.then_some((context, stream))
+    }
+
+    /// Defers a request that ends a context until the work of other contexts is over that passes through parts of the window
+    /// which that context has registered. Returns the request if there is none.
+    pub(super) fn wait_for_passages(
+        &mut self,
+        header: Header,
+        request: Request,
+        rounds: u32,
+    ) -> Option<(Header, Request)> {
+        let ended = match &request {
+            Request::Forward(call) => self.ended_context(call.function, &call.arguments.0),
+            Request::Post(call) => self.ended_context(call.function, &call.arguments.0),
+            _ => None,
+        };
+        let backend = &self.backend;
+        let fences = ended.map(|ended| backend.passages.through(&backend.api, ended));
+        let Some(fences) = fences.filter(|fences| !fences.is_empty()) else {
+            return Some((header, request));
+        };
+        for fence in fences.clone() {
+            self.watch(fence, None);
+        }
+        let off = PutOff {
+            header,
+            request,
+            until: Until::Work(fences),
+            rounds,
+        };
+        // Other threads might never stop copying.
+        match rounds < MOST_ROUNDS {
+            true => self.defer(off),
+            false => self.backend.parked = Some(off),
+        }
+        None
+    }
+
+    /// Defers a request in which the driver would wait for a context's work, if other threads of the client must be
+    /// served meanwhile: that work may depend on what they do next. Returns the request if it need not be deferred.
+    pub(super) fn put_off(
+        &mut self,
+        header: Header,
+        request: Request,
+        rounds: u32,
+    ) -> Option<(Header, Request)> {
+        let context = match &request {
+            Request::Free(call) if call.stream.is_none() => call.context,
+            Request::Forward(call) if waits_for_work(call.function) => call.context,
+            _ => return Some((header, request)),
+        };
+        let alone = header.flags.has(Flags::ALONE);
+        if alone || self.backend.captures.is_any() || rounds >= MOST_ROUNDS {
+            return Some((header, request));
+        }
+        let fences = match self.enter(context) {
+            Ok(raw) if raw != 0 => self.all_work(context, raw),
+            _ => return Some((header, request)),
+        };
+        // The request itself reports what is wrong.
+        let Ok(fences) = fences else {
+            return Some((header, request));
+        };
+        let off = PutOff {
+            header,
+            request,
+            until: Until::Work(fences),
+            rounds,
+        };
+        if off.is_ready(&self.backend.api) {
+            return Some(off.give_back(&self.backend.api));
+        }
+        // A client that exceeds the limits only blocks itself.
+        if self.backend.put_off.len() >= MOST_PUT_OFF || off.until.fences().len() > MOST_FENCES {
+            return Some(off.give_back(&self.backend.api));
+        }
+        let fences = off.until.fences().to_vec();
+        self.backend.put_off.push(off);
+        for fence in fences {
+            self.watch(fence, None);
+        }
+        None
+    }
+
+    pub(super) fn event_synchronize(
+        &mut self,
+        header: Header,
+        call: &EventSynchronize,
+    ) -> Result<(), Gone> {
+        let found = (|| {
+            let context = self.enter(call.context)?;
+            let event = self.backend.objects.get(Kind::Event, call.event)?;
+            Ok((context, event.raw))
+        })();
+        let (context, event) = match found {
+            Ok(found) => found,
+            Err(code) => return self.answer(header, &Err::<(), i32>(code)),
+        };
+        if self.stays(header) {
+            let raw = event as CUevent;
+            let waited = self.wait_here(|server| cu!(server.backend.api, cuEventSynchronize(raw)));
+            let deferred = self.take_deferred(call.context);
+            return self.answer(header, &deferred.map_or(waited, Err));
+        }
+        if context == 0 {
+            return self.answer(header, &Err::<(), i32>(codes::INVALID_CONTEXT));
+        }
+        let fence = self.backend.api.event_fence(context, event);
+        let deferred = self.take_deferred(call.context);
+        self.answer_later(header, vec![fence], true, deferred.unwrap_or(0));
+        Ok(())
+    }
+
+    pub(super) fn await_stage(&mut self, header: Header, stage: StageId) -> Result<(), Gone> {
+        let Some(fence) = self.stage_fence(stage) else {
+            return self.answer(header, &Ok(()));
+        };
+        self.backend.api.retain(fence);
+        self.answer_later(header, vec![fence], false, 0);
+        Ok(())
+    }
+}

@@ -1,0 +1,735 @@
+//! Variables of programs, at program scope in the global address space (OpenCL C 2.0). Kernels may change them, they live
+//! as long as the program, and nothing reads or writes them from outside: an application that has them cannot be moved.
+//!
+//! Drivers tell how many bytes a built program's variables take. Where a driver says that its device has none at all,
+//! yet compiles them (PoCL), the sources are searched.
+
+use std::sync::Arc;
+
+use object::{Endianness, Object as _, ObjectSection, SectionFlags, elf, read::elf::ElfFile64};
+use remoting_proto::apis::opencl::{calls::ProgramOrigin, codes};
+
+use super::{
+    driver::{
+        api::{Api, Handle},
+        cl,
+    },
+    records::{Build, Linked, Origin, ProgramRecord},
+};
+
+/// The most devices of a program that are asked.
+const MOST_DEVICES: usize = 64;
+
+/// What is known of how a program was made.
+pub(super) enum Made {
+    /// Built from what the record says.
+    Built(Arc<ProgramRecord>),
+    /// Linked from these.
+    Linked(Option<Vec<Arc<ProgramRecord>>>),
+}
+
+/// Whether kernels of a program that has been built may change variables of it.
+pub(super) fn has(api: &Api, program: Handle, made: &Made) -> bool {
+    let told = match devices(api, program) {
+        Some(all) => all
+            .into_iter()
+            .map(|device| told(api, program, device))
+            .collect(),
+        None => vec![None],
+    };
+    may_have(&told, made)
+}
+
+/// The same by what the driver has told for each device.
+fn may_have(told: &[Option<bool>], made: &Made) -> bool {
+    if told.contains(&Some(true)) {
+        return true;
+    }
+    // Those that do not tell.
+    told.contains(&None)
+        && match made {
+            Made::Built(record) => declares(record),
+            Made::Linked(inputs) => inputs
+                .as_ref()
+                .is_none_or(|inputs| inputs.iter().any(|input| declares(input))),
+        }
+}
+
+/// A program's devices. None if it has more than [`MOST_DEVICES`], which may be parts of one, or the driver does not tell.
+fn devices(api: &Api, program: Handle) -> Option<Vec<Handle>> {
+    let (mut all, mut bytes) = ([0 as Handle; MOST_DEVICES], 0usize);
+    let code = cl!(
+        api,
+        clGetProgramInfo(
+            program,
+            codes::PROGRAM_DEVICES,
+            size_of_val(&all),
+            all.as_mut_ptr().cast(),
+            &raw mut bytes,
+        )
+    );
+    match code {
+        0 => {
+            let count = (bytes / size_of::<Handle>()).min(MOST_DEVICES);
+            let told = all[..count].iter().copied();
+            Some(told.filter(|device| *device != 0).collect())
+        }
+        _ => None,
+    }
+}
+
+/// Whether the program has variables on the device. None if the device says that it has none, but may.
+fn told(api: &Api, program: Handle, device: Handle) -> Option<bool> {
+    let (mut most, mut total) = (0usize, 0usize);
+    let asked = cl!(
+        api,
+        clGetDeviceInfo(
+            device,
+            codes::DEVICE_MAX_GLOBAL_VARIABLE_SIZE,
+            size_of_val(&most),
+            (&raw mut most).cast(),
+            std::ptr::null_mut(),
+        )
+    );
+    if asked != 0 {
+        // Of a version that has no variables.
+        return Some(false);
+    }
+    let asked = cl!(
+        api,
+        clGetProgramBuildInfo(
+            program,
+            device,
+            codes::PROGRAM_BUILD_GLOBAL_VARIABLE_TOTAL_SIZE,
+            size_of_val(&total),
+            (&raw mut total).cast(),
+            std::ptr::null_mut(),
+        )
+    );
+    match (asked, total, most) {
+        (0, 1.., _) => Some(true),
+        (0, 0, 1..) => Some(false),
+        _ => None,
+    }
+}
+
+/// Whether a program's sources or binaries may have variables. Intermediate language may.
+fn declares(record: &ProgramRecord) -> bool {
+    let source = match &*record.origin {
+        Origin::Linked(Linked { inputs, .. }) => {
+            return inputs
+                .as_ref()
+                .is_none_or(|inputs| inputs.iter().any(|input| declares(input)));
+        }
+        Origin::Created(call, _) => match &call.origin {
+            ProgramOrigin::Source(text) => text,
+            // Kernels of the device's own.
+            ProgramOrigin::BuiltIn(..) => return false,
+            ProgramOrigin::Binary(all) => return all.iter().any(|(_, one)| binary_has(&one.0)),
+            ProgramOrigin::Il(_) => return true,
+        },
+    };
+    let Some(built) = &record.built else {
+        return false;
+    };
+    let (options, included) = match &built.call {
+        Build::Whole(call) => (&call.options, &call.included),
+        Build::Compiled(call, _) => (&call.options, &call.included),
+    };
+    if !has_variables(&String::from_utf8_lossy(&options.0)) {
+        return false;
+    }
+    let headers = match &built.call {
+        Build::Compiled(_, headers) => headers.as_deref(),
+        Build::Whole(_) => Some(&[][..]),
+    };
+    let Some(headers) = headers else {
+        return true;
+    };
+    let headers = headers.iter().filter_map(|origin| match &**origin {
+        Origin::Created(call, _) => match &call.origin {
+            ProgramOrigin::Source(text) => Some(text),
+            _ => None,
+        },
+        Origin::Linked(_) => None,
+    });
+    let files = included.iter().map(|file| &file.contents);
+    let mut texts = std::iter::once(source).chain(files).chain(headers);
+    texts.any(|text| text_declares(&String::from_utf8_lossy(&text.0)))
+}
+
+/// How a binary of PoCL begins.
+const POCL: &[u8] = b"poclbin\0";
+/// Where it has the number of its kernels.
+const POCL_KERNELS: std::ops::Range<usize> = 20..24;
+/// The most sections of a binary's kernels that are looked at.
+const MOST_SECTIONS: usize = 1 << 16;
+
+/// Whether a binary may have variables. PoCL's has a shared object for each kernel, which keeps variables in a writable
+/// section; what is not known to be one of these may have some.
+fn binary_has(binary: &[u8]) -> bool {
+    let Some(kernels) = binary
+        .get(POCL_KERNELS)
+        .filter(|_| binary.starts_with(POCL))
+        .and_then(|count| Some(u32::from_le_bytes(count.try_into().ok()?)))
+    else {
+        return true;
+    };
+    let (mut rest, mut objects, mut sections) = (binary, 0, 0);
+    while let Some(at) = rest
+        .windows(elf::ELFMAG.len())
+        .position(|one| one == elf::ELFMAG)
+    {
+        rest = &rest[at..];
+        let Ok(object) = ElfFile64::<Endianness>::parse(rest) else {
+            return true;
+        };
+        for section in object.sections() {
+            sections += 1;
+            if sections > MOST_SECTIONS || keeps_variables(&section) {
+                return true;
+            }
+        }
+        objects += 1;
+        rest = &rest[elf::ELFMAG.len()..];
+    }
+    // A kernel may have several. PoCL compiles all kernels before it gives out a binary. One without kernels has no
+    // objects, and may yet be linked with others.
+    kernels == 0 || objects < kernels
+}
+
+/// Whether a section is writable, and not only for the linker.
+fn keeps_variables<'data>(section: &impl ObjectSection<'data>) -> bool {
+    let SectionFlags::Elf { sh_flags, .. } = section.flags() else {
+        return true;
+    };
+    let is_writable = sh_flags.contains(elf::SHF_WRITE);
+    let of_linker = |name: &str| {
+        [".dynamic", ".got", ".data.rel.ro"]
+            .iter()
+            .any(|one| name.starts_with(one))
+    };
+    is_writable && section.size() > 0 && !section.name().is_ok_and(of_linker)
+}
+
+/// Whether options of a build choose a language that has variables at program scope.
+fn has_variables(options: &str) -> bool {
+    let mut words = options.split_whitespace();
+    words.any(|word| {
+        let language = word.strip_prefix("-cl-std=").unwrap_or_default();
+        ["CL2", "CL3", "CLC++"]
+            .iter()
+            .any(|one| language.starts_with(one))
+    })
+}
+
+/// Whether a source has a declaration outside of functions and types, or a static one in them, that may be of a variable
+/// which is not constant. Macros are not expanded: what looks like a declaration is taken for one, also in their
+/// definitions.
+fn text_declares(text: &str) -> bool {
+    let text = literals_removed(text);
+    let (directives, code): (Vec<_>, Vec<_>) = text
+        .lines()
+        .partition(|line| line.trim_start().starts_with('#'));
+    directives.into_iter().any(macro_declares) || code_declares(&code.join("\n"))
+}
+
+/// Whether a line for the preprocessor defines a macro that may declare a variable.
+fn macro_declares(line: &str) -> bool {
+    let define = line.trim_start().trim_start_matches('#').trim_start();
+    let Some(define) = define.strip_prefix("define") else {
+        return false;
+    };
+    let define = define.trim_start();
+    let name = define.find(|one: char| !is_of_word(one));
+    let (_, behind) = define.split_at(name.unwrap_or(define.len()));
+    let (is_function, body) = match behind.strip_prefix('(') {
+        Some(behind) => (true, behind.split_once(')').map_or("", |(_, body)| body)),
+        None => (false, behind),
+    };
+    let mut words = Tokens(body).filter(|token| is_word(token));
+    if !words.any(|word| matches!(word, "global" | "__global" | "static")) {
+        return false;
+    }
+    // These begin functions.
+    if has_inline(body) && !body.contains('{') {
+        return false;
+    }
+    // By themselves they begin a declaration, which is found where it ends; what a parameter stands for is not known.
+    let begins = Tokens(body).all(|token| token == "*" || is_word(token));
+    let named = Tokens(body).filter(|token| is_word(token) && !QUALIFIERS.contains(token));
+    match begins {
+        true => named.count() > usize::from(!is_function),
+        false => code_declares(body),
+    }
+}
+
+/// What begins declarations beside types.
+const QUALIFIERS: [&str; 7] = [
+    "global", "__global", "static", "extern", "volatile", "const", "restrict",
+];
+
+fn has_inline(text: &str) -> bool {
+    Tokens(text).any(|token| INLINE.contains(&token))
+}
+
+/// Functions alone are that.
+const INLINE: [&str; 3] = ["inline", "__inline", "__inline__"];
+
+/// The same as of [`text_declares`], without literals and lines for the preprocessor.
+fn code_declares(text: &str) -> bool {
+    let mut statement = Statement::default();
+    // In a function.
+    let mut inner: Option<Statement<'_>> = None;
+    let mut depth = 0usize;
+    for token in Tokens(text) {
+        match (&mut inner, token) {
+            (Some(declared), ";" | "{" | "}") => {
+                if declared.is_variable() {
+                    return true;
+                }
+                inner = None;
+            }
+            (Some(declared), token) => declared.add(token),
+            (None, "static") if depth > 0 => inner = Some(Statement::default()),
+            (None, _) => {}
+        }
+        match token {
+            // What is in it is outside of functions, too.
+            "{" if depth == 0
+                && statement.has(&["namespace", "extern"])
+                && !statement.has_value =>
+            {
+                statement = Statement::default();
+            }
+            "{" => {
+                if depth == 0 && statement.is_function() {
+                    statement = Statement {
+                        is_over: true,
+                        ..Statement::default()
+                    };
+                }
+                depth += 1;
+                statement.has_body = true;
+            }
+            "}" => {
+                depth = depth.saturating_sub(1);
+                if depth == 0 && statement.is_over {
+                    statement = Statement::default();
+                }
+            }
+            _ if depth > 0 => {}
+            ";" => {
+                if statement.is_variable() {
+                    return true;
+                }
+                statement = Statement::default();
+            }
+            token => statement.add(token),
+        }
+    }
+    statement.is_variable()
+}
+
+/// What has been seen of a declaration outside of braces.
+#[derive(Default)]
+struct Statement<'a> {
+    words: Vec<&'a str>,
+    /// Words since the body of a type.
+    behind: usize,
+    /// How many parentheses are open.
+    open: usize,
+    has_parameters: bool,
+    has_value: bool,
+    has_body: bool,
+    has_pointer: bool,
+    /// It is a function, whose body has begun.
+    is_over: bool,
+}
+
+impl<'a> Statement<'a> {
+    /// The most words that decide what a declaration is.
+    const MOST: usize = 64;
+
+    fn add(&mut self, token: &'a str) {
+        match token {
+            "(" => {
+                self.open += 1;
+                self.has_parameters |= !self.has_value && !self.is_attribute();
+            }
+            ")" => self.open = self.open.saturating_sub(1),
+            _ if self.open > 0 => {}
+            "=" => self.has_value = true,
+            "*" => self.has_pointer |= !self.has_value,
+            _ if self.has_value || !is_word(token) => {}
+            word => {
+                self.behind += usize::from(self.has_body);
+                if self.words.len() < Self::MOST {
+                    self.words.push(word);
+                }
+            }
+        }
+    }
+
+    fn is_attribute(&self) -> bool {
+        matches!(
+            self.words.last(),
+            Some(&("__attribute__" | "_Static_assert"))
+        )
+    }
+
+    fn has(&self, any: &[&str]) -> bool {
+        self.words.iter().any(|word| any.contains(word))
+    }
+
+    fn is_function(&self) -> bool {
+        self.has_parameters && !self.has_value
+    }
+
+    fn is_variable(&self) -> bool {
+        if self.is_over || self.words.is_empty() || self.is_function() {
+            return false;
+        }
+        if self.has(&["typedef", "constant", "__constant", "sampler_t", "using"]) {
+            return false;
+        }
+        if self.has(&["const", "constexpr"]) && !self.has_pointer {
+            return false;
+        }
+        let is_type = self.has(&["struct", "union", "enum", "class"]);
+        let names = self
+            .words
+            .iter()
+            .filter(|word| **word != "__attribute__")
+            .count();
+        match (is_type, self.has_body) {
+            // A type by itself is none.
+            (true, true) => self.behind > 0 || self.has_value,
+            (true, false) => names > 2,
+            (false, _) => names > 1 || self.has_value,
+        }
+    }
+}
+
+fn is_word(token: &str) -> bool {
+    token.starts_with(is_of_word)
+}
+
+fn is_of_word(one: char) -> bool {
+    one.is_ascii_alphanumeric() || one == '_'
+}
+
+/// A source without comments, and without what is in quotation marks.
+fn literals_removed(text: &str) -> String {
+    let text = text.replace("\\\r\n", " ").replace("\\\n", " ");
+    let (mut kept, mut rest) = (String::with_capacity(text.len()), &*text);
+    // Comments may begin before a line for the preprocessor and end behind it.
+    while let Some(at) = rest.find(['/', '"', '\'']) {
+        let (before, from) = rest.split_at(at);
+        kept.push_str(before);
+        let end = if from.starts_with("//") {
+            kept.push(' ');
+            from.find('\n')
+        } else if let Some(comment) = from.strip_prefix("/*") {
+            kept.push(' ');
+            comment.find("*/").map(|end| end + 4)
+        } else if from.starts_with('/') {
+            kept.push('/');
+            Some(1)
+        } else if from.starts_with('\'') && before.ends_with(|one: char| one.is_ascii_hexdigit()) {
+            // It separates digits.
+            Some(1)
+        } else {
+            Some(literal(from))
+        };
+        rest = end.map_or("", |end| &from[end..]);
+    }
+    kept.push_str(rest);
+    kept
+}
+
+/// The bytes of the literal that a text begins with: up to the next mark like its first one. It ends with its line.
+fn literal(text: &str) -> usize {
+    let mark = text.as_bytes()[0];
+    let mut is_escaped = false;
+    for (at, byte) in text.bytes().enumerate().skip(1) {
+        match byte {
+            b'\n' => return at,
+            _ if is_escaped => is_escaped = false,
+            b'\\' => is_escaped = true,
+            byte if byte == mark => return at + 1,
+            _ => {}
+        }
+    }
+    text.len()
+}
+
+/// Words, and characters that are none.
+struct Tokens<'a>(&'a str);
+
+impl<'a> Iterator for Tokens<'a> {
+    type Item = &'a str;
+
+    fn next(&mut self) -> Option<&'a str> {
+        let text = self.0.trim_start();
+        let first = text.chars().next()?;
+        let length = match is_of_word(first) {
+            true => text.find(|one| !is_of_word(one)).unwrap_or(text.len()),
+            false => first.len_utf8(),
+        };
+        let (token, rest) = text.split_at(length);
+        self.0 = rest;
+        Some(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        ffi::{CStr, c_char, c_void},
+        sync::atomic::Ordering,
+    };
+
+    use remoting_proto::{
+        apis::opencl::calls::{
+            BuildProgram, ContextId, CreateContext, CreateProgram, DeviceId, ProgramId, Request,
+        },
+        wire::Blob,
+    };
+
+    use super::*;
+    use crate::{Server, driver::api::ProgramCallback, testing};
+
+    const VARIABLE: &str = "global int n = 40; kernel void k(global int *o) { *o = ++n; }";
+
+    /// A request to build the first program with these options.
+    fn builds(options: &str) -> Request {
+        Request::BuildProgram(BuildProgram {
+            id: ProgramId(0),
+            devices: Vec::new(),
+            options: Blob(options.as_bytes().to_vec()),
+            folders: 0,
+            included: Vec::new(),
+        })
+    }
+
+    /// Has a program made of this, and built with these options.
+    fn build(server: &mut Server, origin: ProgramOrigin, options: &str) {
+        let (id, context) = (ProgramId(0), ContextId(0));
+        let requests = [
+            Request::CreateContext(CreateContext {
+                id: context,
+                devices: vec![DeviceId(0)],
+                platform: None,
+            }),
+            Request::CreateProgram(CreateProgram {
+                id,
+                context,
+                origin,
+            }),
+            builds(options),
+        ];
+        for request in requests {
+            testing::carry_out(server, request);
+        }
+        while server.backend.building > 0 {
+            server.notices().unwrap();
+        }
+    }
+
+    /// A program that was made of this, and built with these options.
+    fn built(origin: ProgramOrigin, options: &str) -> Arc<ProgramRecord> {
+        let (mut server, ..) = testing::server();
+        build(&mut server, origin, options);
+        Arc::clone(&server.backend.programs.get(0).unwrap().record)
+    }
+
+    fn source(text: &str) -> ProgramOrigin {
+        ProgramOrigin::Source(Blob(text.as_bytes().to_vec()))
+    }
+
+    /// Refuses builds with an option.
+    unsafe extern "C" fn refuse(
+        _: Handle,
+        _: u32,
+        _: *const Handle,
+        options: *const c_char,
+        _: Option<ProgramCallback>,
+        _: *mut c_void,
+    ) -> i32 {
+        // SAFETY: a string, as drivers get it.
+        let options = unsafe { CStr::from_ptr(options) };
+        match options.to_bytes().ends_with(b"-DREFUSED") {
+            true => codes::INVALID_OPERATION,
+            false => 0,
+        }
+    }
+
+    #[test]
+    fn a_refused_build_leaves_a_program_as_it_was() {
+        let (mut server, ..) = testing::server_before(Api::null().with_builds(refuse));
+        build(&mut server, source(VARIABLE), "");
+        let record = Arc::clone(&server.backend.programs.get(0).unwrap().record);
+        for (options, expected) in [("-DREFUSED", true), ("-DTAKEN", false)] {
+            record.has_variables.store(true, Ordering::Release);
+            testing::carry_out(&mut server, builds(options));
+            while server.backend.building > 0 {
+                server.notices().unwrap();
+            }
+            let has = record.has_variables.load(Ordering::Acquire);
+            assert_eq!(has, expected, "{options}");
+            // And it is rebuilt elsewhere as it is here.
+            let now = &server.backend.programs.get(0).unwrap().record;
+            let recorded = now.built.as_deref().unwrap();
+            let recorded = matches!(&recorded.call, Build::Whole(call) if call.options.0 == options.as_bytes());
+            assert_eq!(recorded, !expected, "{options}");
+        }
+    }
+
+    /// Tells of more devices than there is room for.
+    unsafe extern "C" fn many(
+        _: Handle,
+        _: u32,
+        room: usize,
+        _: *mut c_void,
+        bytes: *mut usize,
+    ) -> i32 {
+        let size = (MOST_DEVICES + 1) * size_of::<Handle>();
+        // SAFETY: the worker asks for the size.
+        unsafe { bytes.write(size) };
+        match room < size {
+            true => codes::INVALID_VALUE,
+            false => 0,
+        }
+    }
+
+    #[test]
+    fn sources_of_programs_for_very_many_devices_are_searched() {
+        let api = Api::null().with_programs(many);
+        let newer = "-cl-std=CL2.0";
+        for (text, expected) in [(VARIABLE, true), ("kernel void k(void) {}", false)] {
+            let made = Made::Built(built(source(text), newer));
+            assert_eq!(has(&api, 1, &made), expected, "{text}");
+        }
+    }
+
+    #[test]
+    fn drivers_are_believed_and_sources_searched_where_they_do_not_tell() {
+        let newer = "-cl-std=CL2.0";
+        let with = Made::Built(built(source(VARIABLE), newer));
+        let without = Made::Built(built(source("kernel void k(void) {}"), newer));
+        assert!(may_have(&[Some(false), Some(true)], &without));
+        assert!(!may_have(&[Some(false)], &with));
+        assert!(!may_have(&[], &with));
+        assert!(may_have(&[Some(false), None], &with));
+        assert!(!may_have(&[None], &without));
+        let older = Made::Built(built(source(VARIABLE), "-cl-std=CL1.2"));
+        assert!(!may_have(&[None], &older));
+        let binary = built(ProgramOrigin::Il(Blob(vec![3, 2, 35, 7])), "");
+        assert!(may_have(&[None], &Made::Built(Arc::clone(&binary))));
+        assert!(!may_have(&[Some(false)], &Made::Built(binary)));
+        let Made::Built(input) = with else {
+            unreachable!();
+        };
+        assert!(may_have(&[None], &Made::Linked(Some(vec![input]))));
+        assert!(may_have(&[None], &Made::Linked(None)));
+    }
+
+    #[test]
+    fn declarations_of_variables_are_found_outside_of_functions() {
+        for text in [
+            "global int n = 40; kernel void k(global int *o) { *o = ++n; }",
+            "kernel void k(global int *o) { *o = 1; }\nstatic __global float table[16];",
+            "int plain;",
+            "/* a */ global /* b */ int * where; // c",
+            "struct pair { int a, b; } both;",
+            "struct pair { int a, b; };\nstruct pair both = { 1, 2 };",
+            "#define DECLARE(x) global int x\n#ifdef A\nglobal int hidden;\n#endif",
+            "global atomic_int count = ATOMIC_VAR_INIT(0);",
+            "const int fixed = 3; const global int *moving;",
+            "global int unfinished",
+            "namespace a { kernel void k(void) {} int hidden; }",
+            "kernel void k(global int *o) { static global int n; *o = ++n; }",
+            "int f(void) { if (1) { static int n = 3; return ++n; } return 0; }",
+            "#define DECLARE(x) global int x\nDECLARE(n);",
+            "# define DECLARE(x) __global x;\nDECLARE(int n)",
+            "#define ONE \\\n  static int n = 0;\nONE",
+            "#define COUNT(f) int f(void) { static int n; return ++n; }\nCOUNT(f)",
+            "constant char quote = '\"'; global int n; constant char other = '\"';",
+            "constant char quote = '\\''; global int n; constant char other = '\\'';",
+            "constant char text[] = \"a\\\"\"; global int n; constant char other[] = \"\\\"\";",
+            "constant int many = 1'000; global int n;",
+        ] {
+            assert!(text_declares(text), "{text}");
+        }
+    }
+
+    #[test]
+    fn what_is_no_variable_or_never_changes_is_not_found() {
+        for text in [
+            "kernel void k(global int *o, local float *t) { global int *p = o; int n = 1; *p = n; }",
+            "constant int table[2] = { 1, 2 }; __constant float pi = 3.14f;",
+            "const sampler_t s = CLK_FILTER_NEAREST; sampler_t t = CLK_ADDRESS_NONE;",
+            "typedef struct { int a; } pair; struct forward; enum { ONE, TWO }; struct s { int x; };",
+            "float f(float x); inline float f(float x) { return x; }",
+            "__attribute__((reqd_work_group_size(64, 1, 1))) kernel void k(void) {}",
+            "// global int n;\n/* int m; */\n#define N int m;\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable",
+            "const float2 unit = (float2)(1, 0);",
+            "kernel void k(void) { } ;",
+            "kernel void k(void) { static constant int t[] = { 1 }; static const int u = 2; }",
+            "#define GLOBAL __global\n#define POINTER __global const float *restrict\n#define FN static void",
+            "#define FN static inline __attribute__((always_inline))\nFN int f(void) { return 1; }",
+            "#define CAST(p) ((__global float *)(p))\n#define K(f) kernel void f(global int *o)",
+            "kernel void k(void) { char a = '{'; } constant char b[] = \"\\\"; global int n; \";",
+            "",
+        ] {
+            assert!(!text_declares(text), "{text}");
+        }
+    }
+
+    /// An object with an empty section of this name, flags and size.
+    fn object(name: &[u8], sh_flags: elf::SectionFlags, size: u64) -> Vec<u8> {
+        let (format, machine) = (object::BinaryFormat::Elf, object::Architecture::X86_64);
+        let mut object = object::write::Object::new(format, machine, object::Endianness::Little);
+        let kind = object::SectionKind::UninitializedData;
+        let section = object.add_section(Vec::new(), name.to_vec(), kind);
+        object.append_section_bss(section, size, 1);
+        let sh_type = elf::SHT_NOBITS;
+        object.section_mut(section).flags = SectionFlags::Elf { sh_type, sh_flags };
+        object.write().expect("sections have names and sizes")
+    }
+
+    #[test]
+    fn binaries_of_pocl_tell_by_sections_of_their_kernels() {
+        let writable = elf::SHF_WRITE | elf::SHF_ALLOC;
+        let binary = |kernels: u32, objects: &[Vec<u8>]| {
+            let mut binary = b"poclbin\0--------".to_vec();
+            binary.extend(9u32.to_le_bytes());
+            binary.extend(kernels.to_le_bytes());
+            binary.extend(objects.concat());
+            binary
+        };
+        let without = object(b".got.plt", writable, 24);
+        let with = object(b".bss", writable, 4);
+        assert!(!binary_has(&binary(1, std::slice::from_ref(&without))));
+        assert!(!binary_has(&binary(1, &[object(b".bss", writable, 0)])));
+        assert!(!binary_has(&binary(
+            1,
+            &[object(b".rodata", elf::SHF_ALLOC, 8)]
+        )));
+        assert!(binary_has(&binary(2, &[without.clone(), with])));
+        // A kernel that has not been compiled yet.
+        assert!(binary_has(&binary(2, std::slice::from_ref(&without))));
+        assert!(binary_has(&binary(1, &[b"\x7fELF, cut off".to_vec()])));
+        // A library.
+        assert!(binary_has(&binary(0, &[])));
+        assert!(binary_has(&without));
+        assert!(binary_has(b""));
+    }
+
+    #[test]
+    fn only_newer_languages_have_variables() {
+        assert!(has_variables("-I a -cl-std=CL2.0") && has_variables("-cl-std=CLC++2021"));
+        assert!(!has_variables("-cl-std=CL1.2 -DCL2") && !has_variables(""));
+    }
+}

@@ -1,4 +1,0 @@
-//! Executes calls, for each accelerator API.
-
-pub mod cuda;
-pub mod opencl;
