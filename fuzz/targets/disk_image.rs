@@ -86,6 +86,7 @@ fuzz_target!(|bytes: &[u8]| {
                 2 => ImageType::Qcow2,
                 _ => ImageType::Raw,
             },
+            logical_block: (how & 0x80 != 0).then_some(4096),
             // A backing file would be a file of this machine.
             backing_files: false,
             sparse: how & 8 != 0,

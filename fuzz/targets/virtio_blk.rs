@@ -21,6 +21,7 @@ fuzz_target!(|bytes: &[u8]| {
             read_only: false,
             direct: false,
             image_type: ImageType::Raw,
+            logical_block: None,
             backing_files: false,
             sparse: true,
             lock_granularity: LockGranularity::ByteRange,

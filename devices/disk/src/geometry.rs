@@ -22,6 +22,14 @@ pub struct Geometry {
     pub memory_alignment: usize,
 }
 
+impl Geometry {
+    /// Sets the logical block size, a power of two of at least 512 bytes.
+    pub fn set_logical_block(&mut self, size: u32) {
+        self.logical_block = size;
+        self.physical_block = self.physical_block.max(size);
+    }
+}
+
 /// `BLKSSZGET` and `BLKPBSZGET` of linux/fs.h: `_IO(0x12, 104)` and `_IO(0x12, 123)`.
 const BLKSSZGET: libc::Ioctl = 0x1268;
 const BLKPBSZGET: libc::Ioctl = 0x127b;

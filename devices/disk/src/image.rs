@@ -6,7 +6,7 @@ use std::{
     io::{self, Read, Seek, SeekFrom},
     os::unix::{
         ffi::OsStrExt,
-        fs::{FileTypeExt, MetadataExt, OpenOptionsExt},
+        fs::{FileExt, FileTypeExt, MetadataExt, OpenOptionsExt},
     },
     path::{Path, PathBuf},
     sync::{Arc, Once},
@@ -67,6 +67,9 @@ pub struct DiskOptions {
     pub direct: bool,
     /// The image's format.
     pub image_type: ImageType,
+    /// Block size in bytes that the guest sees, a power of two, at least 512; that of the storage if
+    /// `None`.
+    pub logical_block: Option<u32>,
     /// Permits a qcow2 image to name a backing file. Off by default, because it lets the image's
     /// author choose which file of the host is opened.
     pub backing_files: bool,
@@ -153,6 +156,19 @@ pub enum DiskError {
         block: u64,
         /// It is a qcow2 image; `size` is that of its disk then.
         qcow2: bool,
+    },
+    /// Blocks that are smaller than what transfers past the page cache require.
+    #[error(
+        "the disk image {path} cannot have blocks of {wanted} bytes with direct=on, because its \
+         storage has blocks of {needed}; leave direct out, or use logical_block_size={needed}"
+    )]
+    BlockSize {
+        /// The image.
+        path: PathBuf,
+        /// The requested block size in bytes.
+        wanted: u32,
+        /// The block size of the storage in bytes.
+        needed: usize,
     },
     /// The image is empty.
     #[error("the disk image {path} is empty; give it a size with `truncate` or `qemu-img resize`")]
@@ -532,6 +548,19 @@ impl Disk {
     }
 
     fn check_raw(&mut self, options: &DiskOptions) -> Result<(), DiskError> {
+        if let Some(wanted) = options.logical_block {
+            let needed = self.memory.alignment;
+            if (wanted as usize) < needed {
+                return Err(DiskError::BlockSize {
+                    path: self.path.clone(),
+                    wanted,
+                    needed,
+                });
+            }
+            // The page cache splits the blocks of a device whose blocks are larger.
+            self.geometry.set_logical_block(wanted);
+        }
+        warn_of_other_blocks(&self.path, &self.lock.file, self.geometry.logical_block);
         self.check_size(u64::from(self.geometry.logical_block))?;
         let Backend::Raw(file) = &self.backend else {
             return Ok(());
@@ -556,8 +585,9 @@ impl Disk {
         self.size = image.size();
         self.backend = Backend::Qcow2(Arc::new(image));
         // The library aligns transfers for O_DIRECT itself, and always uses host memory.
-        self.geometry.logical_block = SECTOR as u32;
-        self.check_size(SECTOR)
+        let block = options.logical_block.unwrap_or(SECTOR as u32);
+        self.geometry.set_logical_block(block);
+        self.check_size(block.into())
     }
 
     fn check_size(&self, block: u64) -> Result<(), DiskError> {
@@ -681,27 +711,48 @@ impl Disk {
         if size < self.size {
             return Err(refuse("shrinking would cut off data"));
         }
-        let Backend::Raw(file) = &self.backend else {
-            return Err(refuse("only raw images can be resized while in use"));
-        };
         let inspect = |source| DiskError::Inspect {
             path: self.path.clone(),
             action: "resize",
             source,
         };
-        if !self.block_device {
-            file.set_len(size).map_err(inspect)?;
-        } else if geometry::size(&mut file.as_ref().try_clone().map_err(inspect)?)
-            .map_err(inspect)?
-            < size
-        {
-            return Err(refuse("the block device is smaller; grow it first"));
+        match &self.backend {
+            Backend::Qcow2(image) => image.grow(size).map_err(inspect)?,
+            Backend::Raw(file) if !self.block_device => file.set_len(size).map_err(inspect)?,
+            Backend::Raw(file) => {
+                let mut file = file.try_clone().map_err(inspect)?;
+                if geometry::size(&mut file).map_err(inspect)? < size {
+                    return Err(refuse("the block device is smaller; grow it first"));
+                }
+            }
         }
         self.size = size;
         if let Some(guard) = &self.memory.guard {
             guard.set_size(size);
         }
         Ok(())
+    }
+}
+
+/// Warns if a partition table was written for blocks of another size: the guest does not find it.
+fn warn_of_other_blocks(path: &Path, file: &File, block: u32) {
+    /// What a GUID partition table starts with, in block 1.
+    const TABLE: &[u8] = b"EFI PART";
+    let has_table = |block: u32| {
+        let mut start = [0; TABLE.len()];
+        let read = file.read_exact_at(&mut start, block.into());
+        read.is_ok() && start == TABLE
+    };
+    let other = match block {
+        512 => 4096,
+        _ => 512,
+    };
+    if has_table(other) && !has_table(block) {
+        log::warn!(
+            "disk {}: its partition table is for blocks of {other} bytes, but the guest sees blocks of {block}: if it \
+             finds no partitions, use logical_block_size={other}",
+            path.display()
+        );
     }
 }
 

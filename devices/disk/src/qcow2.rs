@@ -11,7 +11,8 @@ use base::{
 };
 use imago::{
     DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions,
-    format::gate::ImplicitOpenGate, qcow2::Qcow2,
+    format::{PreallocateMode, gate::ImplicitOpenGate},
+    qcow2::Qcow2,
 };
 
 use super::{
@@ -37,7 +38,7 @@ pub struct Qcow2Image {
     access: RwLock<FormatAccess<ImageFile>>,
     /// The image's file.
     file: File,
-    size: u64,
+    has_backing: bool,
 }
 
 impl Qcow2Image {
@@ -96,17 +97,31 @@ impl Qcow2Image {
             }),
         };
         opened.map_err(inspect("open the backing file of"))?;
-        let access = FormatAccess::new(image);
+        let has_backing = image.implicit_backing_file().is_some();
         Ok(Self {
-            size: access.size(),
-            access: RwLock::new(access),
+            access: RwLock::new(FormatAccess::new(image)),
             file: kept,
+            has_backing,
         })
     }
 
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        self.size
+        self.access.read_unpoisoned().size()
+    }
+
+    /// Grows the disk to `size` bytes while it is in use. The new part reads as zeroes, and the new
+    /// size is on stable storage at the end.
+    pub fn grow(&self, size: u64) -> io::Result<()> {
+        let access = self.access.read_unpoisoned();
+        let new_part = match self.has_backing {
+            // A backing file may be longer than the disk was.
+            true => PreallocateMode::Zero,
+            false => PreallocateMode::None,
+        };
+        access.resize_grow(size, new_part)?;
+        access.flush()?;
+        access.sync()
     }
 
     fn read(&self, io: &mut Io) -> io::Result<()> {

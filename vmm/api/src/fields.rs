@@ -106,6 +106,7 @@ const OTHERS: &[&str] = &[
     "lazy",
     "local",
     "lock_granularity",
+    "logical_block_size",
     "mac",
     "mask",
     "max_phys_bits",

@@ -85,6 +85,9 @@ pub struct DiskConfig {
     /// What the lock covers.
     #[serde(default)]
     pub lock_granularity: LockGranularity,
+    /// Size of the blocks that the guest sees, 512 or 4096 bytes; that of the image's storage if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub logical_block_size: Option<u32>,
 }
 
 fn one() -> u16 {
@@ -119,6 +122,7 @@ impl Default for DiskConfig {
             sparse: true,
             image_type: ImageType::default(),
             lock_granularity: LockGranularity::default(),
+            logical_block_size: None,
         }
     }
 }
@@ -157,6 +161,7 @@ const KEYS: &[Key] = &[
         "lock_granularity",
         ValueType::Choice(&[("byte-range", "ByteRange"), ("full", "Full")]),
     ),
+    Key::new("logical_block_size", ValueType::Number),
 ];
 
 const GROUP: &[Key] = &[Key::new("id", ValueType::Text)];
@@ -178,7 +183,7 @@ has_common_config!(DiskConfig);
 
 impl Configured for DiskConfig {
     const HELP: &'static str = "Disks: path=FILE,readonly=on|off,direct=on|off,image_type=raw|qcow2,backing_files=on|off, \
-        sparse=on|off,lock_granularity=byte-range|full,serial=TEXT,num_queues=N,queue_size=N, \
+        sparse=on|off,lock_granularity=byte-range|full,logical_block_size=512|4096,serial=TEXT,num_queues=N,queue_size=N, \
         queue_affinity=[QUEUE@[CPUS]],rate_limit_group=NAME,bw_size=SIZE,bw_one_time_burst=SIZE, \
         bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,ops_refill_time=MS,id=NAME";
 
@@ -222,6 +227,10 @@ impl Device for DiskConfig {
             "VHD and VHDX images",
             "convert the image with qemu-img convert -O qcow2",
         )?;
+        if let Some(size) = self.logical_block_size {
+            let valid = [512, 4096].contains(&size);
+            check::number("logical_block_size", size, valid, "512 or 4096")?;
+        }
         check::range("num_queues", self.num_queues, 1, Self::MAX_QUEUES)?;
         check::queue_size(self.queue_size)?;
         if let Some(serial) = &self.serial {

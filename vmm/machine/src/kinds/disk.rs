@@ -31,6 +31,7 @@ impl DeviceKind for DiskConfig {
                 read_only: self.readonly,
                 direct: self.direct,
                 image_type: self.image_type,
+                logical_block: self.logical_block_size,
                 backing_files: self.backing_files,
                 sparse: self.sparse,
                 lock_granularity: self.lock_granularity,

@@ -58,7 +58,68 @@ fn qcow2_images_keep_what_the_guest_writes() {
     expected[3 * 512..4 * 512].fill(0);
     assert_eq!(rig.bytes(DATA, 4096), expected);
     assert!(image.content().len() < 2 << 20, "it grows only as needed");
-    rig.blk.handle().resize(128 << 20).unwrap_err();
+}
+
+#[test]
+fn a_qcow2_image_grows_while_it_is_in_use_and_what_is_new_is_zero() {
+    let image = Image::qcow2(1 << 20);
+    let base = image.path.with_file_name("base.img");
+    // Longer than the disk, which must not show what is beyond.
+    fs::write(&base, pattern(8192)).unwrap();
+    for backing in [None, Some((&*base, "raw"))] {
+        make_qcow2(&image.path, 1 << 20, backing);
+        let mut options = image.options();
+        options.disk.backing_files = true;
+        {
+            let mut rig = Rig::new(options.clone());
+            rig.fill(DATA, &pattern(8));
+            assert_eq!(rig.request(OUT, 2040, (DATA, 4096, 0)).0, 0);
+            rig.blk.handle().resize(1 << 36).unwrap();
+            assert_eq!(rig.blk.handle().size(), 1 << 36);
+            for sector in [2048, 4000, (1 << 27) - 8] {
+                assert_eq!(rig.request(IN, sector, (DATA, 4096, WRITE)).0, 0);
+                assert_eq!(rig.bytes(DATA, 4096), [0; 4096], "{sector}");
+            }
+            rig.fill(DATA, &pattern(8));
+            assert_eq!(rig.request(OUT, (1 << 27) - 8, (DATA, 4096, 0)).0, 0);
+            // As after kill -9: nothing more is written.
+            let copy = image.path.with_file_name("copy.img");
+            fs::copy(&image.path, &copy).unwrap();
+            let mut copied = options.clone();
+            copied.disk.path = copy;
+            assert_eq!(new_blk(copied).unwrap().handle().size(), 1 << 36);
+            rig.blk.handle().resize(1 << 20).unwrap_err();
+        }
+        let mut rig = Rig::new(options);
+        assert_eq!(rig.blk.handle().size(), 1 << 36);
+        for sector in [2040, (1 << 27) - 8] {
+            assert_eq!(rig.request(IN, sector, (DATA, 4096, WRITE)).0, 0);
+            assert_eq!(rig.bytes(DATA, 4096), pattern(8), "{sector}");
+        }
+    }
+}
+
+#[test]
+fn the_guest_sees_blocks_of_the_size_that_was_asked_for() {
+    let block_size = |options: Options| {
+        let blk = new_blk(options)?;
+        let mut size = [0; 4];
+        blk.read_config(20, &mut size);
+        Ok::<_, crate::blk::Error>(u32::from_le_bytes(size))
+    };
+    for image in [Image::raw(&pattern(16)), Image::qcow2(16 * 512)] {
+        for size in [512, 4096] {
+            let mut options = image.options();
+            options.disk.logical_block = Some(size);
+            assert_eq!(block_size(options).unwrap(), size);
+        }
+    }
+    for image in [Image::raw(&pattern(9)), Image::qcow2(9 * 512)] {
+        let mut options = image.options();
+        options.disk.logical_block = Some(4096);
+        let error = block_size(options).unwrap_err().to_string();
+        assert!(error.contains("not a multiple of 4096"), "{error}");
+    }
 }
 
 #[test]

@@ -99,6 +99,7 @@ impl Image {
                 read_only: false,
                 direct: false,
                 image_type: ImageType::Unknown,
+                logical_block: None,
                 backing_files: false,
                 sparse: true,
                 lock_granularity: LockGranularity::ByteRange,
