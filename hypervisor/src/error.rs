@@ -25,6 +25,26 @@ pub enum Error {
     /// KVM has a different API version.
     #[error("KVM has API version {0}, Gantry needs 12")]
     ApiVersion(i32),
+    /// The kernel does not permit AMX.
+    #[error(
+        "the kernel does not permit this process's vCPUs to have AMX: use a host whose processor has \
+         it, with Linux 5.17 or newer, or leave amx out of the features; if another VM ran in this \
+         process without AMX, start a new process"
+    )]
+    Amx(#[source] io::Error),
+    /// A saved vCPU has more vector state than vCPUs have here.
+    #[error(
+        "the saved vector state of vCPU {vcpu} has {saved} bytes, on this host it has {here}: use a \
+         host whose processor has the same vector extensions (AMX)"
+    )]
+    VectorState {
+        /// Number of the vCPU.
+        vcpu: u8,
+        /// Size of the saved state in bytes.
+        saved: usize,
+        /// Size of the state here in bytes.
+        here: usize,
+    },
     /// An ioctl failed.
     #[error("KVM cannot {action}")]
     Ioctl {

@@ -21,6 +21,25 @@ const REQUIRED: [(Cap, &str); 9] = [
     (Cap::ImmediateExit, "immediate exit"),
 ];
 
+/// Lets this process's vCPUs have Intel AMX. KVM lists it in [`Kvm::supported_cpuid`] from then on.
+/// To be called before the process creates its first vCPU; it cannot be undone.
+///
+/// # Errors
+///
+/// [`Error::Amx`] if the processor or the kernel lacks it, or the process has created a vCPU.
+pub fn permit_amx() -> Result<()> {
+    /// `ARCH_REQ_XCOMP_GUEST_PERM` of the kernel's asm/prctl.h.
+    const REQUEST_FOR_GUESTS: libc::c_long = 0x1025;
+    /// Number of the state component of tile data.
+    const TILE_DATA: libc::c_long = 18;
+    // SAFETY: the call takes two numbers and accesses no memory of this process.
+    let result = unsafe { libc::syscall(libc::SYS_arch_prctl, REQUEST_FOR_GUESTS, TILE_DATA) };
+    match result {
+        0 => Ok(()),
+        _ => Err(Error::Amx(std::io::Error::last_os_error())),
+    }
+}
+
 /// An open `/dev/kvm` that has all capabilities that Gantry needs.
 #[derive(Debug)]
 pub struct Kvm {

@@ -30,7 +30,7 @@ pub use current::{CurrentVcpu, current_vcpu};
 pub use dirty_log::DirtyLog;
 pub use error::Error;
 pub use gsi::{Gsis, MsiRoute};
-pub use kvm::Kvm;
+pub use kvm::{Kvm, permit_amx};
 pub use state::{CpuNeeds, VcpuState, VmState};
 pub use stats::VcpuStats;
 pub use vcpu::{Exit, Exits, Kicker, Vcpu, install_kick_handler};

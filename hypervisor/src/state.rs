@@ -53,6 +53,9 @@ pub struct VcpuState {
     /// Floating point and vector registers.
     #[serde(with = "raw")]
     pub xsave: kvm_xsave,
+    /// The part of them that does not fit there: the tiles of AMX.
+    #[serde(with = "raw::list", default, skip_serializing_if = "Vec::is_empty")]
+    pub xsave_rest: Vec<u32>,
     /// Extended control registers.
     #[serde(with = "raw")]
     pub xcrs: kvm_xcrs,

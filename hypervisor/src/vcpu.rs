@@ -10,8 +10,8 @@ use std::{
 };
 
 use kvm_bindings::{
-    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, kvm_cpuid_entry2, kvm_fpu, kvm_lapic_state, kvm_msr_entry,
-    kvm_regs, kvm_run, kvm_sregs,
+    CpuId, KVM_MAX_CPUID_ENTRIES, Msrs, Xsave, kvm_cpuid_entry2, kvm_fpu, kvm_lapic_state,
+    kvm_msr_entry, kvm_regs, kvm_run, kvm_sregs, kvm_xsave,
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
@@ -68,13 +68,16 @@ pub struct Vcpu {
     id: u8,
     run_page: NonNull<kvm_run>,
     kicker: Kicker,
+    /// Size of the vector state beyond `kvm_xsave`, in words. KVM transfers no more than that.
+    xsave_rest: usize,
 }
 
 // SAFETY: `run_page` points into the mapping that `fd` owns; it moves with it.
 unsafe impl Send for Vcpu {}
 
 impl Vcpu {
-    pub(crate) fn new(mut fd: VcpuFd, id: u8) -> Self {
+    /// `vector_state` is the VM's `KVM_CAP_XSAVE2`: the size of a vCPU's vector state in bytes.
+    pub(crate) fn new(mut fd: VcpuFd, id: u8, vector_state: usize) -> Self {
         let run_page = NonNull::from(fd.get_kvm_run());
         let target = Target {
             run_page,
@@ -85,6 +88,9 @@ impl Vcpu {
             id,
             run_page,
             kicker: Kicker(Arc::new(Mutex::new(Some(target)))),
+            xsave_rest: vector_state
+                .saturating_sub(size_of::<kvm_xsave>())
+                .div_ceil(size_of::<u32>()),
         }
     }
 
@@ -348,10 +354,7 @@ impl Vcpu {
             .map_err(Error::ioctl("read a vCPU's run state"))?;
         let regs = self.regs()?;
         let sregs = self.sregs()?;
-        let xsave = self
-            .fd
-            .get_xsave()
-            .map_err(Error::ioctl("read a vCPU's vector state"))?;
+        let (xsave, xsave_rest) = self.vector_state()?;
         let xcrs = self
             .fd
             .get_xcrs()
@@ -373,12 +376,64 @@ impl Vcpu {
             regs,
             sregs,
             xsave,
+            xsave_rest,
             xcrs,
             debug,
             lapic,
             msrs,
             events,
             nested: nested::save(&self.fd, self.id, &sregs)?,
+        })
+    }
+
+    /// The vector state, and what of it does not fit into `kvm_xsave`.
+    fn vector_state(&self) -> Result<(kvm_xsave, Vec<u32>)> {
+        let failed = "read a vCPU's vector state";
+        if self.xsave_rest == 0 {
+            let xsave = self.fd.get_xsave().map_err(Error::ioctl(failed))?;
+            return Ok((xsave, Vec::new()));
+        }
+        let mut whole = self.vector_buffer()?;
+        // SAFETY: the buffer has the size that KVM gave for this VM. Nothing adds features to the
+        // process afterwards: the kernel permits none once there is a vCPU.
+        unsafe { self.fd.get_xsave2(&mut whole) }.map_err(Error::ioctl(failed))?;
+        let xsave = kvm_xsave {
+            region: whole.as_fam_struct_ref().xsave.region,
+            ..Default::default()
+        };
+        Ok((xsave, whole.as_slice().to_vec()))
+    }
+
+    /// Sets a saved vector state, which is untrusted; KVM checks its content.
+    fn set_vector_state(&self, state: &VcpuState) -> Result<()> {
+        let saved = state.xsave_rest.len();
+        if saved > self.xsave_rest {
+            let bytes = |words: usize| size_of::<kvm_xsave>() + words * size_of::<u32>();
+            return Err(Error::VectorState {
+                vcpu: self.id,
+                saved: bytes(saved),
+                here: bytes(self.xsave_rest),
+            });
+        }
+        let set = if self.xsave_rest == 0 {
+            // SAFETY: KVM reads no more than a `kvm_xsave`: this VM's vector state is no larger.
+            unsafe { self.fd.set_xsave(&state.xsave) }
+        } else {
+            let mut whole = self.vector_buffer()?;
+            whole.as_mut_slice()[..saved].copy_from_slice(&state.xsave_rest);
+            // SAFETY: the length stays as it is.
+            unsafe { whole.as_mut_fam_struct() }.xsave.region = state.xsave.region;
+            // SAFETY: the buffer has the size that KVM gave for this VM.
+            unsafe { self.fd.set_xsave2(&whole) }
+        };
+        set.map_err(Error::ioctl("set a vCPU's vector state"))
+    }
+
+    /// A buffer for the whole vector state, of zeroes.
+    fn vector_buffer(&self) -> Result<Xsave> {
+        Xsave::new(self.xsave_rest).map_err(|_| {
+            let source = kvm_ioctls::Error::new(libc::ENOMEM);
+            Error::ioctl("hold a vCPU's vector state")(source)
         })
     }
 
@@ -434,10 +489,7 @@ impl Vcpu {
             }
             nested::restore(&self.fd, self.id, &state.nested)?;
         }
-        // SAFETY: `state.xsave` is a whole kvm_xsave without dynamic features. This process never
-        // requests any from the kernel (arch_prctl), so KVM reads no more than that.
-        unsafe { self.fd.set_xsave(&state.xsave) }
-            .map_err(Error::ioctl("set a vCPU's vector state"))?;
+        self.set_vector_state(state)?;
         self.fd
             .set_xcrs(&state.xcrs)
             .map_err(Error::ioctl("set a vCPU's XCRs"))?;

@@ -112,7 +112,10 @@ impl Vm {
             .fd
             .create_vcpu(u64::from(apic_id))
             .map_err(Error::ioctl("create a vCPU"))?;
-        Ok(Vcpu::new(fd, id))
+        // At least the size of `kvm_xsave` where it is known; 0 before Linux 5.17.
+        let vector_state = self.fd.check_extension_int(Cap::Xsave2);
+        let vector_state = usize::try_from(vector_state).unwrap_or(0);
+        Ok(Vcpu::new(fd, id, vector_state))
     }
 
     /// Creates KVM's VFIO device, through which KVM learns which physical devices the VM has.

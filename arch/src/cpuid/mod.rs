@@ -4,6 +4,7 @@
 //! removes features. Then the leaves that depend on the machine or the vCPU are filled in:
 //! topology, APIC IDs, cache sharing, address width, clock frequencies.
 
+mod amx;
 mod check;
 mod profile;
 
@@ -73,6 +74,12 @@ pub enum CpuidError {
         /// What the host lacks.
         missing: Vec<Missing>,
     },
+    /// AMX is wanted, and the host has none.
+    #[error(
+        "this host's processor or KVM has no AMX (Linux 5.17 or newer is needed): leave amx out of \
+         the features, or use another host"
+    )]
+    Amx,
     /// There is no such vCPU.
     #[error("vCPU {vcpu} does not exist, the CPU topology has {vcpus}")]
     Vcpu {
@@ -114,6 +121,8 @@ pub struct Config {
     /// Whether a gate connects the guest's processes with others'. The guest's page tables then
     /// have four levels, and its TLB entries no tags (PCID), whatever the host supports.
     pub gate: bool,
+    /// Whether the guest has Intel AMX, which needs [`Profile::Host`].
+    pub amx: bool,
     /// Frequency of the guest's TSC in kHz (`KVM_GET_TSC_KHZ`), if it is known and stable.
     pub tsc_khz: Option<u32>,
 }
@@ -145,6 +154,11 @@ pub fn for_vcpu(
         });
     }
     let mut cpuid = profile::apply(config.profile, supported)?;
+    match config.amx {
+        true if !amx::is_supported(&cpuid) => return Err(CpuidError::Amx),
+        true => {}
+        false => amx::hide(&mut cpuid),
+    }
     let vendor = Vendor::of(&cpuid);
     set_features(&mut cpuid, config, vcpu);
     set_topology(&mut cpuid, config, vendor, vcpu);

@@ -66,8 +66,57 @@ fn config(topology: Topology) -> Config {
         phys_bits: 40,
         nested: false,
         gate: false,
+        amx: false,
         tsc_khz: Some(2_500_000),
     }
+}
+
+/// With AMX, as KVM lists it to a process that has the permission.
+fn with_amx() -> Vec<kvm_cpuid_entry2> {
+    let mut host = intel();
+    let state = find_mut(&mut host, 0xd, 0).unwrap();
+    (state.eax, state.ecx) = (0x6_00e7, 11_008);
+    host.push(leaf(0xd, 17, [64, 2752, 0, 0]));
+    host.push(leaf(0xd, 18, [8192, 2816, 6, 0]));
+    host.push(leaf(0x1d, 0, [1, 0, 0, 0]));
+    host.push(leaf(0x1d, 1, [0x0400_2000, 0x0008_0040, 16, 0]));
+    host.push(leaf(0x1e, 0, [0, 0x4010, 0, 0]));
+    host
+}
+
+#[test]
+fn a_guest_has_amx_if_it_was_asked_for_and_the_host_has_it() {
+    let topology = Topology::flat(1).unwrap();
+    let wanted = Config {
+        amx: true,
+        ..config(topology)
+    };
+    let cpuid = for_vcpu(&with_amx(), &wanted, 0).unwrap();
+    assert_eq!(values(&cpuid, 7, 0)[3] & 0x0340_0000, 0x0340_0000);
+    assert_eq!(values(&cpuid, 0xd, 0)[0], 0x6_00e7);
+    assert_eq!(values(&cpuid, 0x1e, 0)[1], 0x4010);
+    let missing = for_vcpu(&intel(), &wanted, 0);
+    assert_eq!(missing.unwrap_err(), CpuidError::Amx);
+    let named = Config {
+        profile: Profile::V3,
+        ..wanted
+    };
+    for_vcpu(&with_amx(), &named, 0).unwrap_err();
+}
+
+#[test]
+fn a_guest_that_has_not_asked_for_amx_sees_nothing_of_it() {
+    let topology = Topology::flat(1).unwrap();
+    let cpuid = for_vcpu(&with_amx(), &config(topology), 0).unwrap();
+    assert_eq!(values(&cpuid, 7, 0)[3] & 0x0340_0000, 0);
+    assert_eq!(values(&cpuid, 7, 1)[0] & 1 << 21, 0);
+    // The last component that is left is 64 bytes at 1088.
+    assert_eq!(values(&cpuid, 0xd, 0), [0xe7, 2696, 1152, 0]);
+    for (function, index) in [(0xd, 17), (0xd, 18), (0x1d, 0), (0x1d, 1), (0x1e, 0)] {
+        assert!(find(&cpuid, function, index).is_none(), "{function:#x}");
+    }
+    // A guest without it may move to a host where the process has no permission.
+    assert!(missing(&cpuid, &intel(), &[]).is_empty());
 }
 
 fn values(cpuid: &[kvm_cpuid_entry2], function: u32, index: u32) -> [u32; 4] {

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
-    check::{self, Invalid},
+    check::{self, Invalid, Problem},
     syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
@@ -19,7 +19,7 @@ pub struct CpuAffinity {
 /// CPU features beyond those of the profile.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct CpuFeatures {
-    /// Intel AMX.
+    /// Intel AMX, which the host must have.
     #[serde(default)]
     pub amx: bool,
 }
@@ -199,12 +199,17 @@ impl CpusConfig {
             "Hyper-V enlightenments",
             "leave kvm_hyperv out or off",
         )?;
-        check::unsupported(self.features.amx, "features.amx", "AMX", "leave amx out")?;
         check::text(
             "profile",
             &self.profile,
             self.profile.parse::<arch::cpuid::Profile>().is_ok(),
             "a CPU profile: host, x86-64-v2 or x86-64-v3",
-        )
+        )?;
+        if self.features.amx && self.profile != host() {
+            let with = "a CPU profile, none of which has AMX";
+            let advice = "leave amx out, or use profile=host";
+            return Err(Problem::Conflict { with, advice }.at("features.amx"));
+        }
+        Ok(())
     }
 }

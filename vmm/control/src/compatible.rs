@@ -18,9 +18,13 @@ pub struct HostCpu {
     scales_tsc: bool,
 }
 
-/// Queries KVM, using a temporary vCPU.
-pub fn host() -> hypervisor::Result<HostCpu> {
+/// Queries KVM, using a temporary vCPU, on behalf of a guest that may have AMX (`amx`).
+pub fn host(amx: bool) -> hypervisor::Result<HostCpu> {
     let kvm = Kvm::open()?;
+    if amx && let Err(error) = hypervisor::permit_amx() {
+        // It is among what this host lacks, then.
+        log::warn!("{}", base::Chain(&error));
+    }
     let supported = kvm.supported_cpuid()?.as_slice().to_vec();
     let shell = Shell::new()?;
     let vcpu = shell.vm.create_vcpu(0, 0)?;
@@ -139,7 +143,7 @@ mod tests {
 
     #[test]
     fn this_host_has_what_it_has() {
-        let Ok(host) = host() else {
+        let Ok(host) = host(false) else {
             eprintln!("not tested: there is no /dev/kvm here");
             return;
         };

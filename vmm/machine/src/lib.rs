@@ -128,6 +128,9 @@ impl Machine {
 
     /// Assembles a machine without PCI devices and vCPUs.
     fn assemble(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
+        if config.cpus.features.amx {
+            hypervisor::permit_amx()?;
+        }
         let supported = host.shell.kvm.supported_cpuid()?;
         let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
         let phys_bits = phys_bits.min(config.cpus.max_phys_bits.unwrap_or(u8::MAX));
@@ -500,6 +503,7 @@ fn shown_cpuid(
         // A vCPU that uses the gate has a single VMCS.
         nested: config.cpus.nested && !config.has_gate(),
         gate: config.has_gate(),
+        amx: config.cpus.features.amx,
         tsc_khz: None,
     }
 }

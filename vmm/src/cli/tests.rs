@@ -155,7 +155,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
     let devices = VmConfig::KINDS.iter();
     let devices = devices.map(|kind| (kind.option, kind.syntax, refused_of(kind.option)));
     let others: [(&str, &[&[Key]], &[&str]); 10] = [
-        ("cpus", CpusConfig::SYNTAX, &["kvm_hyperv", "features"]),
+        ("cpus", CpusConfig::SYNTAX, &["kvm_hyperv"]),
         ("memory", MemoryConfig::SYNTAX, &[]),
         ("memory-zone", MemoryZoneConfig::SYNTAX, &[]),
         ("serial", SerialConfig::SYNTAX, &[]),

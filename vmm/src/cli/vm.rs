@@ -53,7 +53,7 @@ pub struct VmArgs {
     pub firmware: Option<PathBuf>,
 
     /// Virtual processors: boot=N,max=N,topology=threads:cores:dies:packages,
-    /// affinity=[VCPU@[CPUS]],profile=host|x86-64-v2|x86-64-v3,nested=on|off,max_phys_bits=N,
+    /// affinity=[VCPU@[CPUS]],features=[amx],profile=host|x86-64-v2|x86-64-v3,nested=on|off,max_phys_bits=N,
     /// core_scheduling=vm|vcpu|off.
     #[arg(long = "cpus", value_name = "KEYS", value_parser = option(CpusConfig::parse))]
     pub cpus: Option<CpusConfig>,

@@ -438,6 +438,13 @@ pub fn rules(role: ThreadRole) -> Result<BTreeMap<i64, Vec<SeccompRule>>, Backen
     } else {
         allow(role);
     }
+    if role == ThreadRole::Vmm {
+        /// `ARCH_REQ_XCOMP_GUEST_PERM`: vCPUs may have AMX.
+        const REQUEST_FOR_GUESTS: u64 = 0x1025;
+        let request = SeccompCondition::new(0, Len::Dword, Op::Eq, REQUEST_FOR_GUESTS)?;
+        let rule = SeccompRule::new(vec![request])?;
+        rules.insert(libc::SYS_arch_prctl, vec![rule]);
+    }
     for kind in ioctl_types(role) {
         let request =
             SeccompCondition::new(1, Len::Dword, Op::MaskedEq(0xff00), u64::from(*kind) << 8)?;

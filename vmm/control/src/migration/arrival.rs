@@ -282,7 +282,7 @@ impl Control {
             Err(more) => reasons.extend(more),
         }
         if let Some(needs) = &offer.cpu {
-            match compatible::host() {
+            match compatible::host(offer.config.cpus.features.amx) {
                 Ok(host) => reasons.extend(compatible::reasons(needs, &host)),
                 Err(error) => reasons.push(Chain(&error).to_string()),
             }
