@@ -17,7 +17,7 @@ use acpi_tables::xsdt::XSDT;
 use acpi_tables::{Aml, aml};
 use vm_memory::{Bytes, GuestAddress, GuestMemoryBackend, GuestMemoryError};
 
-pub use numa::NumaNode;
+pub use numa::{Initiator, NumaNode};
 pub use viot::VirtualIommu;
 
 use crate::layout::{

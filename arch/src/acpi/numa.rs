@@ -7,6 +7,9 @@ use crate::layout::AddressRange;
 
 const PROCESSOR_AFFINITY: u8 = 0;
 const MEMORY_AFFINITY: u8 = 1;
+const INITIATOR_AFFINITY: u8 = 5;
+/// An initiator is identified by its PCI address.
+const PCI_HANDLE: u8 = 1;
 const ENABLED: u32 = 1 << 0;
 const HOT_PLUGGABLE: u32 = 1 << 1;
 /// Distance of a node to itself.
@@ -15,6 +18,15 @@ const LOCAL_DISTANCE: u8 = 10;
 const REMOTE_DISTANCE: u8 = 20;
 /// Maximum number of nodes: the distance table grows with the square of their number.
 const MAX_NODES: usize = 64;
+
+/// A device that belongs to a node as processors do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Initiator {
+    /// Its PCI segment.
+    pub segment: u16,
+    /// Its requester ID: bus, device and function.
+    pub requester: u16,
+}
 
 /// One NUMA node. Nodes are numbered from zero in the order of the list.
 #[derive(Clone, Debug, Default)]
@@ -25,6 +37,8 @@ pub struct NumaNode {
     pub hotplug: Vec<AddressRange>,
     /// Indices of vCPUs.
     pub vcpus: Vec<u32>,
+    /// Devices.
+    pub initiators: Vec<Initiator>,
     /// Distances to other nodes, each 10 to 254; 20 if not given. Distances are symmetric.
     pub distances: Vec<(u32, u8)>,
 }
@@ -57,6 +71,16 @@ pub(super) fn srat(machine: &Machine) -> Result<Vec<u8>, AcpiError> {
         }
         for range in &node.hotplug {
             push_memory(&mut body, number, *range, ENABLED | HOT_PLUGGABLE);
+        }
+        for initiator in &node.initiators {
+            body.extend_from_slice(&[INITIATOR_AFFINITY, 32, 0, PCI_HANDLE]);
+            body.extend_from_slice(&number.to_le_bytes());
+            body.extend_from_slice(&initiator.segment.to_le_bytes());
+            // The bus first (ACPI 6.5, table 5.66).
+            body.extend_from_slice(&initiator.requester.to_be_bytes());
+            body.extend_from_slice(&[0; 12]);
+            body.extend_from_slice(&ENABLED.to_le_bytes());
+            body.extend_from_slice(&[0; 4]);
         }
     }
     let mut srat = table(*b"SRAT", 3);

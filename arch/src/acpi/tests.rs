@@ -32,6 +32,10 @@ fn two_nodes(map: &AddressMap) -> Vec<NumaNode> {
             memory: vec![AddressRange::from_bounds(HOLE_END, map.high_ram().end())],
             hotplug: vec![map.hotplug()],
             vcpus: vec![2, 3],
+            initiators: vec![Initiator {
+                segment: 1,
+                requester: 0x0118,
+            }],
             ..Default::default()
         },
     ]
@@ -167,6 +171,23 @@ fn an_iommu_translates_for_its_segments_but_not_for_itself() {
             (0x20, 0..=0, 0x20..=0xffff),
         ]
     );
+}
+
+#[test]
+fn a_device_that_is_a_nodes_initiator_is_named_by_its_place() {
+    let (map, topology) = (map(2), Topology::flat(4).unwrap());
+    let numa = two_nodes(&map);
+    let machine = Machine {
+        numa: &numa,
+        ..machine(&map, &topology)
+    };
+    let tables = tables(&machine).unwrap();
+    let srat = find(&tables, b"SRAT");
+    // Domain 1; segment 1, bus 1, device 3, function 0; enabled.
+    let mut expected = vec![5, 32, 0, 1, 1, 0, 0, 0, 1, 0, 1, 0x18];
+    expected.resize(24, 0);
+    expected.extend_from_slice(&[1, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(srat.ends_with(&expected), "{srat:?}");
 }
 
 #[test]

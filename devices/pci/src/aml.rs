@@ -45,6 +45,8 @@ pub struct PciAml {
     pub lines: u32,
     /// Guest-physical address of the [`HotplugController`](super::HotplugController) registers.
     pub hotplug: u64,
+    /// The NUMA nodes of segments that have one, as (segment, node).
+    pub nodes: Vec<(u16, u32)>,
 }
 
 /// Name of a segment's host bridge: four characters.
@@ -169,6 +171,10 @@ impl PciAml {
         add(&Name::new(Path::new("_SEG"), &config.segment));
         add(&Name::new(Path::new("_BBN"), &ZERO));
         add(&Name::new(Path::new("_CCA"), &1u8));
+        let mut nodes = self.nodes.iter();
+        if let Some((_, node)) = nodes.find(|(segment, _)| *segment == config.segment) {
+            add(&Name::new(Path::new("_PXM"), node));
+        }
         add(&Name::new(
             Path::new("_CRS"),
             &ResourceTemplate::new(resources),
@@ -394,6 +400,7 @@ mod tests {
             ports: vec![(port(4), 1), (port(9), 2)],
             lines: 16,
             hotplug: 0xfe80_3000,
+            nodes: vec![(1, 7)],
         }
         .to_aml_bytes(&mut bytes);
         bytes
@@ -416,6 +423,7 @@ mod tests {
         );
         assert_eq!(count(&bytes, b"_SEG"), 12);
         assert_eq!(count(&bytes, b"_PRT"), 12 + 2);
+        assert_eq!(count(&bytes, b"_PXM\x0a\x07"), 1, "of one segment");
         assert_eq!(count(&bytes, b"S000"), 2 * 2);
         assert_eq!(count(&bytes, b"S031"), 2 * 12, "a device, a notification");
         assert_eq!(count(&bytes, b"PC0B"), 2, "a device, a scan");

@@ -35,6 +35,7 @@ fn dsdt(boot: u32, max: u32) -> Vec<u8> {
         ports: Vec::new(),
         lines: 16,
         hotplug: 0xfe80_3000,
+        nodes: vec![(1, 1)],
     };
     let mut body = Vec::new();
     let parts: [&dyn Aml; 5] = [&ged, &cpus, &memory, &serial, &pci];

@@ -107,8 +107,54 @@ pub fn place_through(
     config.place_capability(at, id, &physical[at + 2..at + len.max(2)], &[])
 }
 
+/// Vendor ID of NVIDIA.
+const NVIDIA: u16 = 0x10de;
+/// Class of displays and 3D controllers.
+const DISPLAY: u8 = 0x03;
+/// Where NVIDIA's driver looks for the clique.
+const CLIQUE_PLACES: [usize; 2] = [0xc8, 0xd4];
+/// Length of the clique's capability in bytes.
+const CLIQUE_LEN: u8 = 8;
+
+/// Why a device cannot be in a GPUDirect clique.
+#[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
+pub enum NoClique {
+    /// Only NVIDIA's driver knows of cliques.
+    #[error("it is no GPU of NVIDIA")]
+    NoGpu,
+    /// Both places are taken.
+    #[error("its own capabilities are at both places where the driver looks for the clique")]
+    NoRoom,
+}
+
+/// Adds the number of the device's GPUDirect clique, 0 to 15, after its other capabilities: a
+/// vendor-specific capability by which NVIDIA's driver in a guest knows which GPUs can reach each
+/// other (QEMU, hw/vfio/pci-quirks.c).
+pub fn place_clique(
+    config: &mut ConfigSpace,
+    physical: &[u8; HEADER_END],
+    clique: u8,
+) -> Result<(), NoClique> {
+    if u16::from_le_bytes([physical[0], physical[1]]) != NVIDIA || physical[0xb] != DISPLAY {
+        return Err(NoClique::NoGpu);
+    }
+    let visible = visible(physical);
+    let is_free = |at: &&usize| {
+        let end = **at + usize::from(CLIQUE_LEN);
+        let overlaps = |its: &Capability| its.at < end && **at < its.at + its.len;
+        !visible.iter().any(overlaps)
+    };
+    let at = CLIQUE_PLACES.iter().find(is_free);
+    let at = *at.ok_or(NoClique::NoRoom)?;
+    let body = [CLIQUE_LEN, b'P', b'2', b'P', (clique & 0xf) << 3, 0];
+    let placed = config.place_capability(at, VENDOR, &body, &[]);
+    placed.map_err(|_| NoClique::NoRoom)
+}
+
 #[cfg(test)]
 mod tests {
+    use pci::Identity;
+
     use super::*;
 
     fn list(entries: &[(usize, &[u8])]) -> [u8; HEADER_END] {
@@ -146,6 +192,36 @@ mod tests {
                 },
             ]
         );
+    }
+
+    #[test]
+    fn a_gpu_of_nvidia_says_its_clique_where_the_driver_looks_for_it() {
+        let mut gpu = list(&[(0x60, &[0x01, 0])]);
+        gpu[..2].copy_from_slice(&NVIDIA.to_le_bytes());
+        gpu[0xb] = DISPLAY;
+        let place = |physical: &[u8; HEADER_END]| {
+            let mut config = ConfigSpace::new(Identity::default());
+            for capability in visible(physical) {
+                place_through(&mut config, physical, capability).unwrap();
+            }
+            place_clique(&mut config, physical, 5)?;
+            let mut seen = [0; HEADER_END];
+            config.read(0, &mut seen);
+            Ok::<_, NoClique>(seen)
+        };
+        let seen = place(&gpu).unwrap();
+        assert_eq!((seen[0x34], seen[0x61]), (0x60, 0xc8));
+        assert_eq!(seen[0xc8..0xd0], [9, 0, 8, b'P', b'2', b'P', 5 << 3, 0]);
+        // MSI-X there, as in newer GPUs.
+        gpu[0x61] = 0xc4;
+        gpu[0xc4] = 0x11;
+        let seen = place(&gpu).unwrap();
+        assert_eq!(seen[0xd4..0xdc], [9, 0, 8, b'P', b'2', b'P', 5 << 3, 0]);
+        gpu[0xc5] = 0xd0;
+        gpu[0xd0..0xd3].copy_from_slice(&[9, 0, 8]);
+        assert_eq!(place(&gpu), Err(NoClique::NoRoom));
+        gpu[0] = 0;
+        assert_eq!(place(&gpu), Err(NoClique::NoGpu));
     }
 
     #[test]

@@ -184,6 +184,22 @@ impl Function {
         Ok(function)
     }
 
+    /// Tells the guest's driver the device's GPUDirect clique, 0 to 15: GPUs of the same clique can
+    /// reach each other's memory. To be called before the function is plugged in.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Clique`] for a device that is no GPU of NVIDIA, or has no room for it.
+    pub fn join_clique(&mut self, clique: u8) -> Result<(), Error> {
+        let header = header_of(&*self.device);
+        capabilities::place_clique(&mut self.config, &header, clique).map_err(|source| {
+            Error::Clique {
+                device: self.device.name().to_owned(),
+                source,
+            }
+        })
+    }
+
     fn map_bars(&mut self, excluded: &[u64]) -> Result<(), Error> {
         let bars: Vec<_> = self.config.bars().collect();
         for BarRequest { index, kind, .. } in bars {

@@ -59,6 +59,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+pub use capabilities::NoClique;
 pub use device::{Device, IrqRun, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
 pub use host_device::{HostDevice, IOMMUFD, Way, is_mediated, is_of_vfio};
@@ -263,6 +264,14 @@ pub enum Error {
     Collides {
         /// Its address.
         device: String,
+    },
+    /// It cannot be in a GPUDirect clique.
+    #[error("{device} cannot be in a GPUDirect clique: {source}; leave x_nv_gpudirect_clique out")]
+    Clique {
+        /// Its address.
+        device: String,
+        /// The reason.
+        source: NoClique,
     },
     /// Another VFIO error.
     #[error("cannot {action}")]

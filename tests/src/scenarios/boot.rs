@@ -65,11 +65,13 @@ fn zones(context: &Context) -> Result<()> {
     let zone = |id| json!({"id": id, "size": 128 << 20, "shared": true});
     let more = json!({
         "cpus": {"boot_vcpus": 2, "max_vcpus": 3},
+        "platform": {"num_pci_segments": 2},
+        "rng": {"src": "/dev/urandom", "pci_segment": 1},
         "memory": {"size": 0, "zones": [zone("a"), zone("b")]},
         "numa": [
             {"guest_numa_id": 0, "cpus": [0], "memory_zones": ["a"],
              "distances": [{"destination": 1, "distance": 30}]},
-            {"guest_numa_id": 1, "cpus": [1, 2], "memory_zones": ["b"],
+            {"guest_numa_id": 1, "cpus": [1, 2], "memory_zones": ["b"], "pci_segments": [1],
              "distances": [{"destination": 0, "distance": 30}]},
         ],
     });
@@ -78,6 +80,11 @@ fn zones(context: &Context) -> Result<()> {
     ensure!(nodes == "2", "{nodes} nodes");
     let distances = guest.run("cat /sys/devices/system/node/node0/distance")?;
     ensure!(distances == "10 30", "distances {distances}");
+    let node = guest.run("cat /sys/bus/pci/devices/0001:00:01.0/numa_node")?;
+    ensure!(
+        node == "1",
+        "a device of the node's segment is in node {node}"
+    );
     // Linux forgets the SRAT entry of an unplugged vCPU.
     for wanted in [3, 2, 3] {
         gantry.put("vm.resize", json!({"desired_vcpus": wanted}))?;

@@ -39,7 +39,7 @@ pub struct DeviceConfig {
     /// to the device when it is back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tracked: Option<String>,
-    /// GPUDirect clique.
+    /// GPUDirect clique, 0 to 15, which NVIDIA's driver reads: GPUs of the same clique reach each other's memory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub x_nv_gpudirect_clique: Option<u8>,
     /// BARs that are not mapped into the guest.
@@ -87,7 +87,8 @@ has_common_config!(DeviceConfig);
 
 impl Configured for DeviceConfig {
     const HELP: &'static str = "Physical devices: ADDRESS or path=FOLDER,id=NAME,pci_device_id=N, \
-        pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,tracked=ACCEL,x_exclude_mmap_bars=[N,N]";
+        pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,tracked=ACCEL,x_exclude_mmap_bars=[N,N], \
+        x_nv_gpudirect_clique=N";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Give the VM a physical device",
@@ -127,9 +128,9 @@ impl Device for DeviceConfig {
         if self.path.is_none() {
             return Err(Problem::Missing("name its folder in sysfs").at("path"));
         }
-        let advice = "leave it out";
-        let clique = self.x_nv_gpudirect_clique.is_some();
-        check::unsupported(clique, "x_nv_gpudirect_clique", "GPUDirect cliques", advice)?;
+        if let Some(clique) = self.x_nv_gpudirect_clique {
+            check::range("x_nv_gpudirect_clique", clique, 0, 15)?;
+        }
         for &bar in &self.x_exclude_mmap_bars {
             check::range("x_exclude_mmap_bars", bar, 0, 5)?;
         }
@@ -173,6 +174,13 @@ impl Device for DeviceConfig {
     }
 
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        let platform = vm.platform.as_ref();
+        if self.x_nv_gpudirect_clique.is_some() && platform.is_some_and(|it| !it.vfio_p2p_dma) {
+            let with = "vfio_p2p_dma=off";
+            let advice = "leave one of them out: devices of a clique access each other's BARs";
+            let problem = Problem::Conflict { with, advice };
+            return Err(problem.at("x_nv_gpudirect_clique"));
+        }
         self.check_tracked(vm)
             .map_err(|problem| problem.at("tracked"))
     }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::{
+    VmConfig,
     check::{self, Invalid, Problem},
     syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
@@ -136,10 +137,11 @@ pub struct NumaConfig {
     /// Its memory zones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub memory_zones: Option<Vec<String>>,
-    /// Its PCI segments. The guest is not told about their affinity, so none can be given.
+    /// Its PCI segments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pci_segments: Option<Vec<u16>>,
-    /// The device that is the node's initiator.
+    /// Name of a device that belongs to the node as processors do (a generic initiator). It must be there at boot, and
+    /// several nodes may have the same one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device_id: Option<String>,
 }
@@ -288,19 +290,11 @@ impl NumaConfig {
         parsed.build()
     }
 
-    /// Checks whether it is valid in a machine with these nodes, vCPUs and zones.
-    pub fn validate(
-        &self,
-        nodes: &[Self],
-        vcpus: u32,
-        zones: &[super::MemoryZoneConfig],
-    ) -> Result<(), Invalid> {
-        check::unsupported(
-            self.device_id.is_some(),
-            "device_id",
-            "NUMA nodes of a device (generic initiators)",
-            "leave device_id out",
-        )?;
+    /// Checks whether it is valid in a machine.
+    pub fn validate(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        let nodes = vm.numa.as_deref().unwrap_or_default();
+        let zones = vm.memory.zones.as_deref().unwrap_or_default();
+        let vcpus = vm.cpus.max_vcpus;
         // Numbered without gaps, as in the tables of distances.
         let last = nodes.len().saturating_sub(1) as u64;
         let number = u64::from(self.guest_numa_id);
@@ -344,13 +338,24 @@ impl NumaConfig {
                     .any(|of_node| of_node == zone)
             })?;
         }
-        let segments = self.pci_segments.iter().flatten().next().is_some();
-        check::unsupported(
-            segments,
-            "pci_segments",
-            "PCI segments that belong to a NUMA node",
-            "leave pci_segments out",
-        )
+        for (index, segment) in self.pci_segments.iter().flatten().enumerate() {
+            let place = format!("pci_segments[{index}]");
+            let last = u64::from(vm.segments().saturating_sub(1));
+            check::range(&place, *segment, 0, last)?;
+            self.alone(nodes, place, format!("PCI segment {segment}"), |node| {
+                node.pci_segments
+                    .iter()
+                    .flatten()
+                    .any(|of_node| of_node == segment)
+            })?;
+        }
+        match &self.device_id {
+            Some(id) if !vm.has_device(id) => {
+                let (what, name) = ("device", id.clone());
+                Err(Problem::Unknown { what, name }.at("device_id"))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Fails if another node also has `what`.

@@ -95,10 +95,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             json!({"fs": [{"tag": "t", "socket": "/s"}]}),
             "fs: not supported by Gantry: shared",
         ),
-        (
-            json!({"devices": [{"path": "/sys/d", "x_nv_gpudirect_clique": 1}]}),
-            "devices[0].x_nv_gpudirect_clique: not supported",
-        ),
         (json!({"vdpa": [{"path": "/v"}]}), "vdpa: not supported"),
         (
             json!({"generic_vhost_user": [{"socket": "/s", "queue_sizes": [1], "device_type": 1}]}),
@@ -152,10 +148,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
         (
             json!({"pci_segments": [{"pci_segment": 0, "mmio64_aperture_weight": 0}]}),
             "pci_segments[0].mmio64_aperture_weight: not supported",
-        ),
-        (
-            json!({"numa": [{"guest_numa_id": 0, "pci_segments": [0]}]}),
-            "numa[0].pci_segments: not supported",
         ),
     ];
     for (change, message) in cases {
@@ -466,6 +458,33 @@ fn a_vcpu_or_a_memory_zone_is_in_one_numa_node() {
         },
         "numa[0].memory_zones[0]: memory zone 'z' is already taken by NUMA node 1",
     );
+    assert_invalid(
+        |c| c.numa = two("pci_segments=[0]"),
+        "numa[0].pci_segments[0]: PCI segment 0 is already taken by NUMA node 1",
+    );
+    assert_invalid(
+        |c| c.numa = two("pci_segments=[1]"),
+        "numa[0].pci_segments[0]: 1 is not between 0 and 0",
+    );
+}
+
+#[test]
+fn a_numa_node_may_name_a_device_until_that_is_removed() {
+    let node = "guest_numa_id=0,device_id=d";
+    let numa = || Some(vec![NumaConfig::parse(node).unwrap()]);
+    assert_invalid(
+        |c| c.numa = numa(),
+        "numa[0].device_id: there is no device 'd'",
+    );
+    let mut config: VmConfig = serde_json::from_value(json!({
+        "payload": {"kernel": "/k"},
+        "disks": [{"path": "/d", "id": "d"}],
+    }))
+    .unwrap();
+    config.numa = numa();
+    assert_eq!(config.validate(), Ok(()));
+    assert!(config.take_device("d"));
+    assert_eq!(config.validate(), Ok(()));
 }
 
 #[test]

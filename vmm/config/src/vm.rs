@@ -116,6 +116,7 @@ macro_rules! vm_config {
             pub fn take_device(&mut self, id: &str) -> bool {
                 $(
                         if kind::Field::take(&mut self.$key, id) {
+                        self.forget_initiator(id);
                         return true;
                     }
                 )+
@@ -208,11 +209,7 @@ impl VmConfig {
         each("pci_segments", self.pci_segments.as_deref(), |segment| {
             segment.validate(segments)
         })?;
-        let nodes = self.numa.as_deref().unwrap_or_default();
-        let zones = self.memory.zones.as_deref().unwrap_or_default();
-        each("numa", self.numa.as_deref(), |node| {
-            node.validate(nodes, self.cpus.max_vcpus, zones)
-        })?;
+        each("numa", self.numa.as_deref(), |node| node.validate(self))?;
         // The virtio-mem devices have no configurable location.
         if self.memory.hotplug_method == HotplugMethod::VirtioMem
             && self.iommu_segments().contains(&0)
@@ -260,7 +257,7 @@ impl VmConfig {
     }
 
     /// Number of PCI segments.
-    fn segments(&self) -> u16 {
+    pub(super) fn segments(&self) -> u16 {
         self.platform
             .as_ref()
             .map_or(1, |platform| platform.num_pci_segments)
@@ -395,6 +392,13 @@ impl VmConfig {
     pub fn untrack(&mut self, accel: &str) {
         for device in self.devices.iter_mut().flatten() {
             device.tracked.take_if(|tracked| tracked == accel);
+        }
+    }
+
+    /// Removes all references of NUMA nodes to a device that no longer exists.
+    pub(super) fn forget_initiator(&mut self, device: &str) {
+        for node in self.numa.iter_mut().flatten() {
+            node.device_id.take_if(|id| id == device);
         }
     }
 

@@ -30,7 +30,8 @@ impl Machine {
         let cmdline = config.payload.cmdline.as_deref().unwrap_or("");
         let guest = boot::load(memory, &self.map, &mut kernel, initramfs.as_mut(), cmdline)
             .map_err(failed)?;
-        let mut aml = vec![self.devices.aml()];
+        let nodes = super::numa::segments(config);
+        let mut aml = vec![self.devices.aml(nodes)];
         aml.extend(self.platform.aml());
         let rsdp = acpi::write_tables(
             memory,
@@ -39,7 +40,7 @@ impl Machine {
                 topology: &self.topology,
                 boot_vcpus: config.cpus.boot_vcpus,
                 pm_timer: true,
-                numa: &super::numa::nodes(config, &self.map, &self.ram),
+                numa: &super::numa::nodes(config, &self.map, &self.ram, &self.devices)?,
                 iommu: Iommu::of(config).map(|iommu| iommu.described()),
                 devices: &aml,
             },

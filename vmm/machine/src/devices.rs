@@ -356,6 +356,7 @@ impl Devices {
                 ports: Vec::new(),
                 lines: layout::PCI_INTX_GSI,
                 hotplug: layout::PCI_HOTPLUG_START,
+                nodes: Vec::new(),
             },
             resources,
             surroundings,
@@ -367,11 +368,12 @@ impl Devices {
         })
     }
 
-    /// The PCI part of the DSDT.
-    pub fn aml(&self) -> Vec<u8> {
+    /// The PCI part of the DSDT, with the NUMA nodes of segments as (segment, node).
+    pub fn aml(&self, nodes: Vec<(u16, u32)>) -> Vec<u8> {
         let ports = self.segments.iter().flat_map(|segment| segment.ports());
         let aml = PciAml {
             ports: ports.collect(),
+            nodes,
             ..self.aml.clone()
         };
         let mut bytes = Vec::new();

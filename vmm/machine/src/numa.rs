@@ -1,8 +1,13 @@
 //! NUMA nodes of the guest.
 
-use arch::{acpi::NumaNode, layout::AddressMap};
+use arch::{
+    acpi::{Initiator, NumaNode},
+    layout::AddressMap,
+};
 use vmm_config::{NumaConfig, VmConfig};
 use vmm_memory::{Ram, RegionKind};
+
+use super::{devices::Devices, error::MachineError};
 
 /// The NUMA node of vCPU `vcpu`, if one is configured.
 pub fn node_of(config: &VmConfig, vcpu: u32) -> Option<u32> {
@@ -11,8 +16,26 @@ pub fn node_of(config: &VmConfig, vcpu: u32) -> Option<u32> {
     Some(node.guest_numa_id)
 }
 
+/// The nodes of PCI segments, as (segment, node).
+pub fn segments(config: &VmConfig) -> Vec<(u16, u32)> {
+    let mut nodes = Vec::new();
+    for node in config.numa.iter().flatten() {
+        let segments = node.pci_segments.iter().flatten();
+        nodes.extend(segments.map(|segment| (*segment, node.guest_numa_id)));
+    }
+    nodes
+}
+
 /// The nodes of a configuration, sorted by number.
-pub fn nodes(config: &VmConfig, map: &AddressMap, ram: &Ram) -> Vec<NumaNode> {
+///
+/// # Errors
+/// [`MachineError::NoDevice`] if a node names a device that is not plugged in.
+pub fn nodes(
+    config: &VmConfig,
+    map: &AddressMap,
+    ram: &Ram,
+    devices: &Devices,
+) -> Result<Vec<NumaNode>, MachineError> {
     // Valid configurations number them from 0 without gaps.
     let mut configured: Vec<_> = config.numa.iter().flatten().collect();
     configured.sort_by_key(|node| node.guest_numa_id);
@@ -34,10 +57,22 @@ pub fn nodes(config: &VmConfig, map: &AddressMap, ram: &Ram) -> Vec<NumaNode> {
         if node.guest_numa_id == 0 && hotplug.is_empty() && !map.hotplug().is_empty() {
             hotplug.push(map.hotplug());
         }
+        let initiator = match &node.device_id {
+            Some(id) => {
+                let device = devices.get(id);
+                let device = device.ok_or_else(|| MachineError::NoDevice(id.clone()))?;
+                Some(Initiator {
+                    segment: device.bdf.segment,
+                    requester: device.bdf.requester_id(),
+                })
+            }
+            None => None,
+        };
         nodes.push(NumaNode {
             memory: regions(RegionKind::Boot),
             hotplug,
             vcpus: node.cpus.clone().unwrap_or_default(),
+            initiators: initiator.into_iter().collect(),
             distances: node
                 .distances
                 .iter()
@@ -46,7 +81,7 @@ pub fn nodes(config: &VmConfig, map: &AddressMap, ram: &Ram) -> Vec<NumaNode> {
                 .collect(),
         });
     }
-    nodes
+    Ok(nodes)
 }
 
 #[cfg(test)]

@@ -148,7 +148,6 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
         match option {
             "disk" | "net" => &VHOST,
             "accel" => &["backend"],
-            "device" => &["x_nv_gpudirect_clique"],
             _ => &[],
         }
     };
@@ -160,7 +159,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
         ("memory-zone", MemoryZoneConfig::SYNTAX, &[]),
         ("serial", SerialConfig::SYNTAX, &[]),
         ("debug-console", DebugConsoleConfig::SYNTAX, &["null"]),
-        ("numa", NumaConfig::SYNTAX, &["pci_segments", "device_id"]),
+        ("numa", NumaConfig::SYNTAX, &[]),
         (
             "platform",
             PlatformConfig::SYNTAX,

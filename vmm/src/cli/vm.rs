@@ -82,7 +82,7 @@ pub struct VmArgs {
     #[arg(long = "debug-console", value_name = "KEYS", value_parser = option(DebugConsoleConfig::parse))]
     pub debug_console: Option<DebugConsoleConfig>,
 
-    /// NUMA nodes: guest_numa_id=N,cpus=[N-N],distances=[N@N],memory_zones=[NAME].
+    /// NUMA nodes: guest_numa_id=N,cpus=[N-N],distances=[N@N],memory_zones=[NAME],pci_segments=[N],device_id=NAME.
     #[arg(long = "numa", value_name = "KEYS", num_args = 1.., value_parser = option(NumaConfig::parse))]
     pub numa: Vec<NumaConfig>,
 

@@ -44,7 +44,10 @@ impl DeviceKind for DeviceConfig {
         let behind = behind.map(|iommu| &iommu.endpoints);
         let device = Arc::new(vfio::Physical::open(host_device, &iommu, behind)?);
         let watch = physical.watch(id, &device)?;
-        let function = Function::new(device, physical.resources(), &self.x_exclude_mmap_bars)?;
+        let mut function = Function::new(device, physical.resources(), &self.x_exclude_mmap_bars)?;
+        if let Some(clique) = self.x_nv_gpudirect_clique {
+            function.join_clique(clique)?;
+        }
         Ok(Made {
             function: MadeFunction::Pci(Arc::new(Mutex::new(function))),
             handle: Handle::Physical(watch),
