@@ -7,6 +7,7 @@
 mod madt;
 mod numa;
 mod viot;
+pub mod wdat;
 
 use acpi_tables::fadt::{FADTBuilder, Flags};
 use acpi_tables::gas::{AccessSize, AddressSpace, GAS};
@@ -86,6 +87,8 @@ pub struct Machine<'a> {
     pub boot_vcpus: u32,
     /// Whether there is an ACPI power management timer at [`ACPI_PM_TIMER_PORT`].
     pub pm_timer: bool,
+    /// Whether there is a watchdog at [`ACPI_WATCHDOG_PORT`](crate::layout::ACPI_WATCHDOG_PORT).
+    pub watchdog: bool,
     /// NUMA nodes; empty for a machine with uniform memory.
     pub numa: &'a [NumaNode],
     /// The virtual IOMMU, if there is one.
@@ -126,6 +129,9 @@ fn tables(machine: &Machine) -> Result<Vec<(GuestAddress, Vec<u8>)>, AcpiError> 
     }
     if let Some(iommu) = &machine.iommu {
         listed.push(placed.push(viot::viot(iommu)));
+    }
+    if machine.watchdog {
+        listed.push(placed.push(wdat::wdat()));
     }
     let mut xsdt = XSDT::new(OEM_ID, OEM_TABLE_ID, OEM_REVISION);
     for address in listed {

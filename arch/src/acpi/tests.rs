@@ -10,6 +10,7 @@ fn machine<'a>(map: &'a AddressMap, topology: &'a Topology) -> Machine<'a> {
         topology,
         boot_vcpus: topology.vcpus(),
         pm_timer: true,
+        watchdog: false,
         numa: &[],
         iommu: None,
         devices: &[],
@@ -66,6 +67,7 @@ fn the_root_pointer_leads_to_every_table_and_all_add_up_to_zero() {
     let numa = two_nodes(&map);
     let machine = Machine {
         numa: &numa,
+        watchdog: true,
         iommu: Some(iommu(&[1])),
         ..machine(&map, &topology)
     };
@@ -94,7 +96,9 @@ fn the_root_pointer_leads_to_every_table_and_all_add_up_to_zero() {
         .collect();
     assert_eq!(
         names,
-        [b"FACP", b"APIC", b"MCFG", b"SRAT", b"SLIT", b"VIOT"]
+        [
+            b"FACP", b"APIC", b"MCFG", b"SRAT", b"SLIT", b"VIOT", b"WDAT"
+        ]
     );
     let fadt = table(address(&xsdt[36..44]));
     assert!(table(address(&fadt[140..148])).starts_with(b"DSDT"));
@@ -248,6 +252,7 @@ fn the_reference_compiler_takes_the_tables() {
     let numa = two_nodes(&map);
     let machine = Machine {
         numa: &numa,
+        watchdog: true,
         // Debian's compiler does not know the VIOT.
         iommu: None,
         ..machine(&map, &topology)

@@ -155,6 +155,10 @@ pub const ACPI_SLEEP_TYPE_S5: u8 = 5;
 pub const ACPI_PM_TIMER_PORT: u16 = 0x608;
 /// Ports that the timer decodes.
 pub const ACPI_PM_TIMER_PORT_COUNT: u16 = 4;
+/// The watchdog's registers, eight ports.
+pub const ACPI_WATCHDOG_PORT: u16 = 0x610;
+/// Ports that the watchdog decodes.
+pub const ACPI_WATCHDOG_PORT_COUNT: u16 = 8;
 /// First port for I/O BARs of PCI segment 0. The range extends to the last port, so it is 15/16 of
 /// all ports. Nothing else decodes any of them.
 pub const PCI_IO_START: u16 = 0x1000;

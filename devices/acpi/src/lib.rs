@@ -19,8 +19,8 @@
 //! | `\_SB.COM1` | serial port | `SerialAml` of crate `legacy` |
 //!
 //! The DSDT's revision must be 2 or greater, because its methods compute with 64 bits. The crate
-//! `arch` describes the fixed parts (`\_S5`, the FADT's registers); [`PowerRegisters`] and
-//! [`PmTimer`] implement them.
+//! `arch` describes the fixed parts (`\_S5`, the FADT's registers, the WDAT); [`PowerRegisters`],
+//! [`PmTimer`] and [`Watchdog`] implement them.
 
 mod cpu;
 mod ged;
@@ -28,12 +28,14 @@ mod generation;
 mod memory;
 mod power;
 pub mod registers;
+mod watchdog;
 
 pub use cpu::{CpuHotplug, CpuHotplugError, CpuHotplugState, CpuSlot};
 pub use ged::{GED_SIZE, GedState, GenericEventDevice, Notification};
 pub use generation::{GENERATION_ID_SIZE, GenerationId};
 pub use memory::{MEMORY_SLOTS, MemoryHotplug, MemoryHotplugError, MemoryHotplugState, MemorySlot};
 pub use power::{PM_TIMER_HZ, PmTimer, PmTimerState, PowerRegisters};
+pub use watchdog::{Watchdog, WatchdogState, WatchdogTimer};
 
 pub use cpu::CPU_HOTPLUG_SIZE;
 pub use memory::MEMORY_HOTPLUG_SIZE;

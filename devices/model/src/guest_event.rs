@@ -15,12 +15,15 @@ pub enum GuestEvent {
     /// The guest has released vCPU number `.0` after the VMM asked it to. Its slot already reads as
     /// empty; its thread has yet to be stopped.
     CpuEjected(u32),
+    /// The guest's kernel has panicked.
+    Panicked,
+    /// The guest's kernel has panicked, and its crash kernel takes over.
+    CrashLoaded,
 }
 
 /// Receives the requests of guests.
 ///
 /// It is called on the thread of the vCPU that made the request, which enters the guest again as
 /// soon as the handler returns. A handler must only record the request and wake the thread that
-/// acts on it; to stop vCPUs here would wait for the calling thread itself.
-/// stopping vCPUs in here would wait for the calling thread itself.
+/// acts on it; stopping vCPUs in here would wait for the calling thread itself.
 pub type GuestEventHandler = Box<dyn Fn(GuestEvent) + Send + Sync>;

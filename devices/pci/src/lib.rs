@@ -46,6 +46,7 @@ mod hotplug;
 mod line;
 mod msi;
 mod msix;
+mod pvpanic;
 mod root_port;
 mod segment;
 #[cfg(any(test, feature = "test-support"))]
@@ -67,6 +68,7 @@ pub use msi::MsiCapability;
 pub use msix::{
     Delivery, MAX_VECTORS, MsixCapability, MsixEntryState, MsixState, MsixTable, TABLE_ENTRY_SIZE,
 };
+pub use pvpanic::PvPanic;
 pub use root_port::RootPort;
 pub use segment::{PciError, PciSegment, ResetHandler, Seat, SharedFunction};
 pub use windows::{PortWindows, SegmentConfig, Window};

@@ -83,6 +83,11 @@ const L2_EXTRA: &[&str] = &[
     // For the interrupts of an accelerator port.
     "uio",
     "uio_pci_generic",
+    // By which a guest says that it has failed.
+    "pvpanic",
+    "pvpanic-pci",
+    "watchdog",
+    "wdat_wdt",
 ];
 
 /// Modules that are there for a guest with a GPU to load, in order: its balloon's.

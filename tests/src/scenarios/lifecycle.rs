@@ -1,13 +1,13 @@
 //! From creation to deletion.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
 use super::{Context, Entry};
 use crate::{
-    gantry::{BZIMAGE, CMDLINE, Gantry, INITRAMFS, vm},
+    gantry::{BZIMAGE, CMDLINE, Gantry, INITRAMFS, PATIENCE, vm},
     guest::{BOOT, Guest, READY},
 };
 
@@ -219,12 +219,33 @@ fn events(context: &Context) -> Result<()> {
     let path = context.dir.join("events");
     let argument = format!("path={}", path.display());
     let gantry = Gantry::start(&context.dir, &["--event-monitor", &argument])?;
-    let _guest = gantry.create_and_boot(json!({}))?;
+    let mut guest = gantry.create_and_boot(json!({"watchdog": true, "pvpanic": true}))?;
+    // A part of some kernels.
+    let watchdog = "insmod /modules/watchdog.ko 2>/dev/null; insmod /modules/wdat_wdt.ko";
+    guest.run(watchdog)?;
+    // It is written to once, and never again.
+    guest.send("watchdog -T 1 -t 1000 /dev/watchdog0")?;
+    let mut guest = reconnect(&gantry, guest)?;
+    guest.run(watchdog)?;
+    let status = "cat /sys/class/watchdog/watchdog0/bootstatus";
+    ensure!(
+        guest.run(status)? == "32",
+        "the guest does not know why it was reset"
+    );
     gantry.act("vm.pause")?;
+    gantry.act("vm.resume")?;
+    guest.run("insmod /modules/pvpanic.ko && insmod /modules/pvpanic-pci.ko")?;
+    guest.send("echo c > /proc/sysrq-trigger")?;
+    let deadline = Instant::now() + PATIENCE;
+    while !std::fs::read_to_string(&path)?.contains("\"panic\"") {
+        ensure!(Instant::now() < deadline, "no panic was reported");
+        std::thread::sleep(Duration::from_millis(50));
+    }
     gantry.act("vm.delete")?;
     let text = std::fs::read_to_string(&path)?;
     for event in [
-        "starting", "booting", "booted", "pausing", "paused", "deleted",
+        "starting", "booting", "booted", "expired", "panic", "reset", "pausing", "paused",
+        "deleted",
     ] {
         ensure!(
             text.contains(&format!("\"event\": \"{event}\"")),

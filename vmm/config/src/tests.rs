@@ -103,8 +103,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
         (json!({"tpm": {"socket": "/s"}}), "tpm: not supported"),
         (json!({"rtc": {}}), "rtc: not supported"),
         (json!({"iommu": true}), "iommu: not supported"),
-        (json!({"watchdog": true}), "watchdog: not supported"),
-        (json!({"pvpanic": true}), "pvpanic: not supported"),
         (
             json!({"payload": {"firmware": "/f"}}),
             "payload.firmware: not supported",

@@ -52,13 +52,13 @@ macro_rules! vm_config {
             /// A virtual IOMMU.
             #[serde(default)]
             pub iommu: bool,
-            /// A watchdog.
+            /// A watchdog, which resets a guest that no longer writes to it.
             #[serde(default)]
             pub watchdog: bool,
             /// A virtio clock.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub rtc: Option<RtcConfig>,
-            /// A panic device.
+            /// A panic device, by which the guest reports that its kernel has panicked.
             #[serde(default)]
             pub pvpanic: bool,
             /// Shares of PCI segments in the BAR windows.
@@ -210,6 +210,12 @@ impl VmConfig {
             segment.validate(segments)
         })?;
         each("numa", self.numa.as_deref(), |node| node.validate(self))?;
+        if self.watchdog && self.accel_server.is_some() {
+            let with = "accel_server: a guest that serves others is stopped meanwhile";
+            let advice = "leave one of them out";
+            let problem = Problem::Conflict { with, advice };
+            return Err(problem.at("watchdog"));
+        }
         // The virtio-mem devices have no configurable location.
         if self.memory.hotplug_method == HotplugMethod::VirtioMem
             && self.iommu_segments().contains(&0)
@@ -324,8 +330,6 @@ impl VmConfig {
             ("tpm", self.tpm.is_some(), "a trusted platform module"),
             ("rtc", self.rtc.is_some(), "a virtio clock"),
             ("iommu", self.iommu, "a virtual IOMMU"),
-            ("watchdog", self.watchdog, "a watchdog"),
-            ("pvpanic", self.pvpanic, "a panic device"),
         ];
         for (place, wanted, what) in switches {
             check::unsupported(wanted, place, what, "leave it out")?;

@@ -132,6 +132,7 @@ const TOKEN_REMOVALS: u32 = 3;
 const TOKEN_ALARMS: u32 = 4;
 const TOKEN_MIGRATION: u32 = 5;
 const TOKEN_STORAGE: u32 = 6;
+const TOKEN_WATCHDOG: u32 = 7;
 
 /// Milliseconds without a request after which a VM shell is created in advance. Whoever started the process is waiting
 /// for a first reply, which comes first.
@@ -263,6 +264,7 @@ impl MutEventSubscriber for Control {
             (Some(self.signals.fd()), TOKEN_SIGNAL),
             (Some(self.removals.timer()), TOKEN_REMOVALS),
             (Some(self.sender.alarms().fd()), TOKEN_ALARMS),
+            (Some(self.sender.watchdog().fd()), TOKEN_WATCHDOG),
             (Some(self.migrations.fd()), TOKEN_MIGRATION),
             (Some(self.storage.fd()), TOKEN_STORAGE),
         ];
@@ -286,6 +288,7 @@ impl MutEventSubscriber for Control {
             TOKEN_MACHINE => self.machine_events(),
             TOKEN_REMOVALS => self.removals_overdue(),
             TOKEN_ALARMS => self.alarms(),
+            TOKEN_WATCHDOG => self.watchdog(),
             TOKEN_MIGRATION => self.migration_work(),
             TOKEN_STORAGE => self.storage_work(),
             _ => self.signal(),
@@ -353,6 +356,8 @@ impl Control {
                         .emit("vm", "vcpu-removed", &[("vcpu", &vcpu.to_string())]);
                 }
             }
+            MachineEvent::Guest(GuestEvent::Panicked) => self.guest_panicked("panic"),
+            MachineEvent::Guest(GuestEvent::CrashLoaded) => self.guest_panicked("crash_loaded"),
             MachineEvent::Cpu(CpuEvent::Failed(error)) => {
                 log::error!("the guest is lost: {}", Chain(&error));
                 self.monitor
@@ -390,6 +395,27 @@ impl Control {
             }
             MachineEvent::PciRefused { slot, status } => self.refused(slot, status),
         }
+    }
+
+    /// Resets a machine whose guest was late for its watchdog.
+    fn watchdog(&mut self) {
+        match self.life.machine_mut() {
+            Some(machine) if machine.take_watchdog_expiry() => {
+                log::warn!("the guest is reset: it has not reset its watchdog in time");
+                self.monitor.emit("watchdog", "expired", &[]);
+                self.abandon_migration();
+                self.end_when_quiet(GuestWish::Reset);
+            }
+            Some(_) => {}
+            // The machine has ended in the meantime.
+            None => self.sender.watchdog().set(None),
+        }
+    }
+
+    /// Reports that the guest's kernel has panicked. The guest decides what it does then.
+    fn guest_panicked(&mut self, event: &str) {
+        log::warn!("the guest's kernel has panicked ({event})");
+        self.monitor.emit("guest", "panic", &[("event", event)]);
     }
 
     fn signal(&mut self) {

@@ -40,6 +40,7 @@ impl Machine {
                 topology: &self.topology,
                 boot_vcpus: config.cpus.boot_vcpus,
                 pm_timer: true,
+                watchdog: config.watchdog,
                 numa: &super::numa::nodes(config, &self.map, &self.ram, &self.devices)?,
                 iommu: Iommu::of(config).map(|iommu| iommu.described()),
                 devices: &aml,

@@ -7,7 +7,7 @@ use std::{
 };
 
 use base::Unpoisoned;
-use devices::{gate, guest_event::GuestEvent, pci::Bdf};
+use devices::{acpi::WatchdogTimer, gate, guest_event::GuestEvent, pci::Bdf};
 use vmm_snapshot::lazy::MemoryLost;
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
@@ -105,6 +105,7 @@ struct Queue {
     events: Mutex<VecDeque<MachineEvent>>,
     wake: EventFd,
     alarms: Arc<Alarms>,
+    watchdog: Arc<WatchdogTimer>,
 }
 
 impl Queue {
@@ -126,6 +127,7 @@ pub fn queue() -> io::Result<(EventSender, EventReceiver)> {
         events: Mutex::default(),
         wake: EventFd::new(EFD_NONBLOCK)?,
         alarms: Arc::new(Alarms::new()?),
+        watchdog: Arc::new(WatchdogTimer::new()?),
     });
     Ok((EventSender(Arc::clone(&queue)), EventReceiver(queue)))
 }
@@ -134,6 +136,11 @@ impl EventSender {
     /// Alarms of physical devices, which the control loop watches separately.
     pub fn alarms(&self) -> &Arc<Alarms> {
         &self.0.alarms
+    }
+
+    /// The timer of the watchdog, which the control loop watches separately.
+    pub fn watchdog(&self) -> &Arc<WatchdogTimer> {
+        &self.0.watchdog
     }
 
     /// Queues an event, unless an equal one is already waiting, and wakes the control loop.

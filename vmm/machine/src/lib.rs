@@ -77,7 +77,7 @@ use self::{
     generation::Generation,
     host::{Host, Shell},
     interrupts::{KvmDoorbells, KvmMsis},
-    kinds::{iommu::Iommu, mem::ZoneMemory},
+    kinds::{iommu::Iommu, mem::ZoneMemory, panic::Panic},
     physical::{Physical, Policy},
     platform::{Platform, PlatformSetup},
 };
@@ -160,6 +160,7 @@ impl Machine {
                 .serial
                 .as_ref()
                 .map(|backend| Box::new(backend.output()) as Box<_>),
+            watchdog: config.watchdog,
             start: host.start,
         })?;
         plug_debug_console(config, &backends, &buses)?;
@@ -243,6 +244,10 @@ impl Machine {
         for mut zone in zone_memory(&self.ram, config) {
             self.devices.plug(&mut zone)?;
         }
+        // Last: all other devices are in the slots that they have without it.
+        if let Some(mut panic) = Panic::of(config) {
+            self.devices.plug(&mut panic)?;
+        }
         Ok(())
     }
 
@@ -261,6 +266,9 @@ impl Machine {
         for mut zone in zone_memory(&self.ram, config) {
             self.devices.restore(&mut zone, saved)?;
         }
+        if let Some(mut panic) = Panic::of(config) {
+            self.devices.restore(&mut panic, saved)?;
+        }
         Ok(())
     }
 
@@ -271,6 +279,9 @@ impl Machine {
         }
         self.devices.resume()?;
         self.consoles.start(&self.platform, &self.devices)?;
+        if let Some(watchdog) = self.platform.watchdog() {
+            watchdog.resume();
+        }
         self.cpus.resume();
         Ok(())
     }
@@ -284,6 +295,9 @@ impl Machine {
     /// Resets that the guest has requested are completed, which takes a few seconds at most for each.
     pub fn stop(&mut self) {
         self.cpus.pause();
+        if let Some(watchdog) = self.platform.watchdog() {
+            watchdog.pause();
+        }
         self.consoles.stop();
         self.devices.finish_resets();
     }
@@ -374,6 +388,13 @@ impl Machine {
     /// Presses the power button.
     pub fn power_button(&self) -> Result<(), MachineError> {
         self.notify(Notification::POWER_BUTTON)
+    }
+
+    /// To be called when the timer of [`EventSender::watchdog`](events::EventSender::watchdog) has ended. Returns whether
+    /// the watchdog resets the machine.
+    pub fn take_watchdog_expiry(&self) -> bool {
+        let watchdog = self.platform.watchdog();
+        watchdog.is_some_and(::devices::acpi::Watchdog::take_expiry)
     }
 
     /// Tells the guest the new size of the terminal that Gantry was started from, in case it has changed.

@@ -9,7 +9,7 @@ use devices::{
     acpi::{
         CPU_HOTPLUG_SIZE, CpuHotplug, CpuHotplugState, GED_SIZE, GedState, GenerationId,
         GenericEventDevice, MEMORY_HOTPLUG_SIZE, MemoryHotplug, MemoryHotplugState, Notification,
-        PmTimer, PmTimerState, PowerRegisters,
+        PmTimer, PmTimerState, PowerRegisters, Watchdog, WatchdogState,
     },
     bus::{BusDevice, BusError},
     guest_event::GuestEventHandler,
@@ -39,6 +39,7 @@ pub struct Platform {
     serial: Option<Arc<Serial>>,
     i8042: Arc<I8042>,
     pm_timer: Arc<PmTimer>,
+    watchdog: Option<Arc<Watchdog>>,
 }
 
 /// State of the fixed devices.
@@ -51,6 +52,9 @@ pub struct PlatformState {
     serial: Option<SerialState>,
     i8042: I8042State,
     pm_timer: PmTimerState,
+    /// Only of machines that have one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    watchdog: Option<WatchdogState>,
 }
 
 impl PlatformState {
@@ -86,6 +90,8 @@ pub struct PlatformSetup<'a> {
     pub pci_buses: PciBuses,
     /// Output of the serial port; `None` for no port.
     pub serial: Option<Box<dyn std::io::Write + Send>>,
+    /// Whether there is a watchdog.
+    pub watchdog: bool,
     /// When the process started.
     pub start: std::time::Instant,
 }
@@ -102,6 +108,7 @@ impl Platform {
             node_of,
             pci_buses,
             serial,
+            watchdog,
             start,
         } = setup;
         let line = |gsi| {
@@ -153,6 +160,7 @@ impl Platform {
         };
         let i8042 = Arc::new(I8042::new(guest_events()));
         let pm_timer = Arc::new(PmTimer::new());
+        let watchdog = watchdog.then(|| Arc::new(Watchdog::new(Arc::clone(events.watchdog()))));
         let platform = Self {
             ged,
             cpus,
@@ -161,6 +169,7 @@ impl Platform {
             serial,
             i8042,
             pm_timer,
+            watchdog,
         };
         let power = Arc::new(PowerRegisters::new(guest_events()));
         platform.connect(buses, power, start)?;
@@ -211,6 +220,13 @@ impl Platform {
                 serial.clone(),
             ));
         }
+        if let Some(watchdog) = &self.watchdog {
+            ports.push((
+                layout::ACPI_WATCHDOG_PORT,
+                layout::ACPI_WATCHDOG_PORT_COUNT,
+                watchdog.clone(),
+            ));
+        }
         for (start, len, device) in ports {
             buses.pio.insert(start.into(), len.into(), device)?;
         }
@@ -220,6 +236,11 @@ impl Platform {
     /// The serial port, for passing input to it.
     pub fn serial(&self) -> Option<&Arc<Serial>> {
         self.serial.as_ref()
+    }
+
+    /// The watchdog, if there is one.
+    pub fn watchdog(&self) -> Option<&Watchdog> {
+        self.watchdog.as_deref()
     }
 
     /// The part of the DSDT that describes these devices.
@@ -254,6 +275,7 @@ impl Platform {
             serial: self.serial.as_ref().map(|serial| serial.save()),
             i8042: self.i8042.save(),
             pm_timer: self.pm_timer.save(),
+            watchdog: self.watchdog().map(Watchdog::save),
         }
     }
 
@@ -266,6 +288,9 @@ impl Platform {
         self.pm_timer.restore(state.pm_timer);
         if let (Some(serial), Some(state)) = (&self.serial, state.serial) {
             serial.restore(state)?;
+        }
+        if let (Some(watchdog), Some(state)) = (&self.watchdog, state.watchdog) {
+            watchdog.restore(state);
         }
         self.ged
             .restore(state.ged)

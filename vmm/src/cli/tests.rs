@@ -51,10 +51,7 @@ fn a_vm_is_described_as_for_cloud_hypervisor() {
     assert_eq!(cli.seccomp, Enforcement::Log);
     assert_eq!(cli.api_socket, Some(ApiSocket::Path("/s".into())));
     assert_eq!(cli.event_monitor, Some(EventTarget::Path("/e".into())));
-    let mut vm = cli.vm;
-    assert!(vm.watchdog);
-    vm.watchdog = false;
-    let config = vm.into_config(None).unwrap().unwrap();
+    let config = cli.vm.into_config(None).unwrap().unwrap();
     assert_eq!(config.disks.as_ref().unwrap().len(), 3);
     assert_eq!(config.memory.zones.as_ref().unwrap().len(), 2);
     assert_eq!(config.pci_root_ports.as_ref().unwrap().len(), 2);
@@ -62,6 +59,7 @@ fn a_vm_is_described_as_for_cloud_hypervisor() {
     assert_eq!(device.parent.as_deref(), Some("two"));
     assert_eq!(device.pci_function, 3);
     assert_eq!(config.cpus.max_vcpus, 4);
+    assert!(config.watchdog && !config.pvpanic);
     assert_eq!(config.serial.mode, ConsoleMode::Tty);
     assert_eq!(config.payload.initramfs.as_deref(), Some(Path::new("/i")));
     assert!(config.landlock_enable);
@@ -329,4 +327,90 @@ fn every_command_has_a_manual_page_in_a_folder() {
     assert!(!folder.join("gantry-top.1").exists());
     let error = printed("gantry man /dev/null/man1").unwrap_err();
     assert!(error.to_string().contains("/dev/null/man1"), "{error}");
+}
+
+/// The arguments that microvm.nix passes, with its attributes in alphabetical order.
+const MICROVM_NIX: &[&str] = &[
+    "cloud-hypervisor",
+    "--cpus",
+    "boot=2",
+    "--watchdog",
+    "--kernel",
+    "/nix/store/k-linux-dev/vmlinux",
+    "--initramfs",
+    "/nix/store/i-initrd/initrd",
+    "--cmdline",
+    "earlyprintk=ttyS0 console=ttyS0 reboot=t panic=-1 root=fstab loglevel=4",
+    "--seccomp",
+    "true",
+    "--memory",
+    "hotplug_method=virtio-mem,hotplug_size=512M,hotplugged_size=0M,mergeable=on,shared=off,size=512M",
+    "--platform",
+    "oem_strings=[io.systemd.credential:vmm.notify_socket=vsock-stream:2:8888]",
+    "--console",
+    "null",
+    "--serial",
+    "tty",
+    "--vsock",
+    "cid=3,socket=notify.vsock",
+    "--balloon",
+    "deflate_on_oom=on,free_page_reporting=on,size=0M",
+    "--disk",
+    "num_queues=2,path=/nix/store/s-store-disk.erofs,readonly=on",
+    "direct=off,image_type=raw,num_queues=2,path=var.img,readonly=off,serial=var",
+    "--api-socket",
+    "vm.sock",
+    "--net",
+    "mac=02:00:00:00:00:01,num_queues=4,tap=vm-a",
+    "fd=[5,6],mac=02:00:00:00:00:02,num_queues=4",
+    "--device",
+    "path=/sys/bus/pci/devices/0000:01:00.0",
+];
+
+#[test]
+fn a_guest_of_microvm_nix_is_described_as_it_describes_it() {
+    let cli = Cli::from_arguments(MICROVM_NIX).unwrap();
+    assert_eq!(cli.api_socket, Some(ApiSocket::Path("vm.sock".into())));
+    assert_eq!(cli.seccomp, Enforcement::Kill);
+    let config = cli.vm.into_config(None).unwrap().unwrap();
+    assert!(config.watchdog);
+    let platform = config.platform.unwrap();
+    assert_eq!(
+        platform.oem_strings.unwrap(),
+        ["io.systemd.credential:vmm.notify_socket=vsock-stream:2:8888"]
+    );
+    assert_eq!(config.disks.unwrap().len(), 2);
+    assert_eq!(config.net.unwrap()[1].fds.len(), 2);
+    assert_eq!(config.console.mode, ConsoleMode::Null);
+    // Without anything to say, its value is empty.
+    let mut arguments = MICROVM_NIX.to_vec();
+    let at = arguments.iter().position(|word| *word == "--platform");
+    arguments[at.unwrap() + 1] = "";
+    let cli = Cli::from_arguments(&arguments).unwrap();
+    cli.vm.into_config(None).unwrap().unwrap();
+}
+
+#[test]
+fn a_vm_of_ubicloud_is_described_as_its_unit_describes_it() {
+    let cli = parse(
+        "cloud-hypervisor -v --api-socket path=/var/storage/vm1/ch-api.sock \
+         --kernel /opt/fw/hypervisor-fw \
+         --disk path=/var/storage/images/ubuntu.raw,readonly=on path=/vm/vm1/cloudinit.img \
+         --console off --serial file=/vm/vm1/serial.log --cpus boot=4,topology=2:2:1:1 \
+         --memory size=16G,hugepages=on,hugepage_size=1G \
+         --device path=/sys/bus/pci/devices/0000:01:00.0/ \
+         --net mac=02:00:00:00:00:01,tap=ncabc,ip=,mask=,num_queues=9",
+    );
+    let config = cli.vm.into_config(None).unwrap().unwrap();
+    let net = &config.net.unwrap()[0];
+    assert_eq!((net.num_queues, net.tap.as_deref()), (9, Some("ncabc")));
+    assert_eq!(config.disks.unwrap().len(), 2);
+    // Its other disks are served by another process, which is refused by name.
+    let cli = parse(
+        "cloud-hypervisor --kernel /k \
+         --disk vhost_user=true,socket=/var/storage/vm1/0/vhost.sock,num_queues=2,queue_size=64",
+    );
+    let error = cli.vm.into_config(None).unwrap_err();
+    let error = base::Chain(&error).to_string();
+    assert!(error.contains("disks[0].vhost_user"), "{error}");
 }

@@ -123,12 +123,12 @@ pub struct VmArgs {
     #[arg(long = "rtc", help_heading = UNSUPPORTED, value_name = "KEYS", value_parser = option(RtcConfig::parse), num_args = 0..=1, default_missing_value = "")]
     pub rtc: Option<RtcConfig>,
 
-    /// Watchdog (not supported yet).
-    #[arg(long, help_heading = UNSUPPORTED)]
+    /// Watchdog (ACPI WDAT, Linux' driver wdat_wdt), which resets a guest that no longer writes to it.
+    #[arg(long)]
     pub watchdog: bool,
 
-    /// Panic device (not supported yet).
-    #[arg(long, help_heading = UNSUPPORTED)]
+    /// Panic device: event `panic` of `--event-monitor` says that the guest's kernel has panicked.
+    #[arg(long)]
     pub pvpanic: bool,
 
     /// Which files the VMM may use.

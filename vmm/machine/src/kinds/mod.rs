@@ -9,6 +9,7 @@ mod gpu;
 pub mod iommu;
 pub mod mem;
 mod net;
+pub mod panic;
 mod physical;
 mod pmem;
 mod rng;
