@@ -143,7 +143,7 @@ mod tests {
 
     const ALLOW: u32 = 0x7fff_0000;
 
-    /// Executes a filter on a call with its second argument; the action, and the instructions that it took.
+    /// Executes a filter on a call whose first two arguments are this one; the action, and the instructions that it took.
     fn execute(program: &[sock_filter], arch: u32, number: u32, argument: u64) -> (u32, usize) {
         let (mut at, mut a, mut steps) = (0, 0, 0);
         loop {
@@ -156,8 +156,8 @@ mod tests {
                     a = match k {
                         0 => number,
                         4 => arch,
-                        24 => argument as u32,
-                        28 => (argument >> 32) as u32,
+                        16 | 24 => argument as u32,
+                        20 | 28 => (argument >> 32) as u32,
                         other => panic!("loads {other}"),
                     }
                 }
@@ -189,7 +189,16 @@ mod tests {
             let numbers = (0..600).chain([0x4000_0000, 0x4000_0001, u32::MAX]);
             let (mut slow, mut fast, mut allowed) = (0, 0, 0);
             for number in numbers {
-                for argument in [0, 0x5412, 0x5421, 0xae80, 0x4010_ae42, 0x3b64, 1 << 32] {
+                for argument in [
+                    0,
+                    0x1025,
+                    0x5412,
+                    0x5421,
+                    0xae80,
+                    0x4010_ae42,
+                    0x3b64,
+                    1 << 32,
+                ] {
                     for arch in [X86_64, 0x4000_0003] {
                         let (expected, steps) = execute(&linear, arch, number, argument);
                         slow += steps;
