@@ -11,7 +11,7 @@ use std::{
 use anyhow::Result;
 use gantry_tests::{
     report::Outcome,
-    rig::{self, Cache, Images, Rig, packages},
+    rig::{self, Cache, Images, Rig, packages, python},
 };
 
 use crate::{
@@ -136,7 +136,7 @@ fn fetch(mut needed: Packages, is_all: bool) {
         opencl::MOVED,
         gloop::PROGRAMS,
         ring::PROGRAMS,
-        described::PROGRAMS,
+        python::PROGRAMS,
         rig::opencl::NEEDED,
         rig::packages::FOR_MODULES,
     ] {

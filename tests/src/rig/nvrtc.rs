@@ -4,15 +4,11 @@
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
 };
 
 use anyhow::{Context, Result};
 
-use super::{
-    images,
-    packages::{self, Cache},
-};
+use super::{images, packages::Cache, python};
 
 /// The package, in the version that compiled the committed kernels.
 const PACKAGE: (&str, &str) = ("nvidia-cuda-nvrtc", "13.0.88");
@@ -36,17 +32,9 @@ const DISK: u64 = 160 << 20;
 /// # Errors
 /// The package cannot be fetched.
 pub fn folder(cache: &Cache) -> Result<PathBuf> {
-    packages::install(&[("/usr/lib/python3/dist-packages/pip", "python3-pip")])?;
     let (package, version) = PACKAGE;
     let kept = cache.made(&format!("{package}-{version}"), |work| {
-        let mut pip = Command::new("/usr/bin/python3");
-        pip.args(["-m", "pip", "install", "--quiet", "--no-deps", "--target"])
-            .arg(work)
-            .args(["--disable-pip-version-check", "--root-user-action=ignore"])
-            .arg(format!("{package}=={version}"));
-        packages::run(&mut pip).with_context(|| {
-            format!("cannot install {package} {version} with pip: check the network")
-        })
+        python::install(&["--no-deps", &format!("{package}=={version}")], work)
     })?;
     Ok(kept.join("nvidia/cu13/lib"))
 }
