@@ -12,7 +12,7 @@ use crate::{
 
 /// Programs that are needed to build the targets, and their Debian packages: libFuzzer is written
 /// in C++.
-pub const PROGRAMS: &[(&str, &str)] = &[("c++", "g++")];
+const PROGRAMS: &[(&str, &str)] = &[("c++", "g++")];
 
 /// Maximum input size in bytes: a few dozen steps of a driver, or a configuration.
 const MAX_LEN: u32 = 4096;
