@@ -189,6 +189,9 @@ fn gate_and_scenarios(selected: &Selected, built: Built, count: &Mutex<Count>) -
     }
     let nothing: Before<'_> = Box::new(|| Ok(()));
     let words = &selected.words;
+    if selected.is_nested {
+        polling(words, count)?;
+    }
     let gate = match !selected.is_nested || words.iter().any(|word| gate::has(word)) {
         true => {
             hosts.run(2, report)?;
@@ -215,7 +218,14 @@ fn gate_and_scenarios(selected: &Selected, built: Built, count: &Mutex<Count>) -
     })
 }
 
-/// Runs the scenarios that need no nested rig.
+/// Runs the scenarios that need this machine for themselves.
+fn polling(words: &[String], count: &Mutex<Count>) -> Result<()> {
+    opencl::run_polling(words, |name, outcome, seconds| {
+        count.lock_unpoisoned().add(name, outcome, Some(seconds));
+    })
+}
+
+/// Runs the scenarios that need no nested rig, except those that have run alone.
 fn scenarios(words: &[String], count: &Mutex<Count>) -> Result<()> {
     let report = |name: &str, outcome: &Outcome, seconds| {
         count.lock_unpoisoned().add(name, outcome, Some(seconds));

@@ -34,6 +34,19 @@ use crate::selected;
 
 type Scenario = fn(&Pool) -> Result<()>;
 
+/// Scenarios whose processes poll on both sides. Beside anything that keeps a CPU busy, each call of theirs takes a time
+/// slice instead of a microsecond.
+const POLLING: &[(&str, Scenario)] = &[
+    (
+        "opencl: programs compute the same by delegations, on a CPU that they lend",
+        delegated::run,
+    ),
+    (
+        "opencl: ten thousand synchronous calls make no system call on either side",
+        quiet::steady,
+    ),
+];
+
 const SCENARIOS: &[(&str, Scenario)] = &[
     (
         "opencl: clinfo says the same of the device as natively",
@@ -72,10 +85,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         natively::placed,
     ),
     (
-        "opencl: programs compute the same by delegations, on a CPU that they lend",
-        delegated::run,
-    ),
-    (
         "opencl: by delegations a driver that is elsewhere is read where it may be",
         delegated::elsewhere,
     ),
@@ -84,10 +93,6 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         delegated::unwatched,
     ),
     ("opencl: clpeak measures without an error", natively::clpeak),
-    (
-        "opencl: ten thousand synchronous calls make no system call on either side",
-        quiet::steady,
-    ),
     (
         "opencl: copies from window memory and to it pass the application's process untouched",
         quiet::untouched,
@@ -225,13 +230,27 @@ const SCENARIOS: &[(&str, Scenario)] = &[
 /// Names of the scenarios.
 #[cfg(test)]
 pub fn names() -> impl Iterator<Item = &'static str> {
-    SCENARIOS.iter().map(|&(name, _)| name)
+    let all = POLLING.iter().chain(SCENARIOS);
+    all.map(|&(name, _)| name)
 }
 
-/// Runs the scenarios that the words select; without words, all.
+/// Runs the scenarios that the words select, or all without words, except those of [`run_polling`].
 pub fn run(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    run_of(SCENARIOS, words, report)
+}
+
+/// Runs those of the selected scenarios that need this machine for themselves.
+pub fn run_polling(words: &[String], report: impl FnMut(&str, &Outcome, f64)) -> Result<()> {
+    run_of(POLLING, words, report)
+}
+
+fn run_of(
+    scenarios: &[(&str, Scenario)],
+    words: &[String],
+    report: impl FnMut(&str, &Outcome, f64),
+) -> Result<()> {
     selected::run(
-        SCENARIOS,
+        scenarios,
         words,
         Pool::start_installed,
         |scenario, pool| scenario(pool),
