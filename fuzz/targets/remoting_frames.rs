@@ -10,7 +10,7 @@ use remoting_proto::{
     apis::{self, opencl::calls::Request},
     wire::{Header, frame::LARGEST, hello::Hello},
 };
-use remoting_transport::{
+use remoting_transport::{mapping, 
     bell::Futex,
     endpoint::Receiver,
     ring::{Consumer, Producer},
@@ -23,7 +23,7 @@ fuzz_target!(|bytes: &[u8]| {
     let bell = Futex {
         patience: Duration::from_millis(1),
     };
-    let file = window::create(window::SMALLEST).expect("there is memory");
+    let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let mut producer = Producer::new(window.calls(), bell);
     let mut receiver = Receiver::new(Consumer::new(window.calls(), bell));

@@ -28,7 +28,7 @@ use remoting_stream::{
     channel::{Channel, Socket},
     frame::{BATCH, DATA},
 };
-use remoting_transport::{
+use remoting_transport::{mapping, 
     bell::Futex,
     port_bell::Waker,
     window::{self, Window},
@@ -86,7 +86,7 @@ fuzz_target!(|bytes: &[u8]| {
     let bell = Futex {
         patience: Duration::from_millis(1),
     };
-    let file = window::create(window::SMALLEST).expect("there is memory");
+    let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let tuning = Tuning {
         spin: Duration::ZERO,

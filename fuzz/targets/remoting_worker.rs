@@ -19,7 +19,7 @@ use remoting_session::{
     };
 use libfuzzer_sys::fuzz_target;
 use remoting_proto::wire::{Flags, Header};
-use remoting_transport::{
+use remoting_transport::{mapping, 
     bell::Futex,
     endpoint::Receiver,
     port_bell::Waker,
@@ -39,7 +39,7 @@ fuzz_target!(|bytes: &[u8]| {
     let bell = Futex {
         patience: Duration::from_millis(1),
     };
-    let file = window::create(window::SMALLEST).expect("there is memory");
+    let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let file = File::from(file);
     // The choice takes no input byte of its own, so that earlier findings keep their meaning.

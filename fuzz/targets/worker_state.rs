@@ -16,7 +16,7 @@ use remoting_session::{
         server::{Nudge, Tuning},
     };
 use libfuzzer_sys::fuzz_target;
-use remoting_transport::{
+use remoting_transport::{mapping, 
     bell::Futex,
     port_bell::Waker,
     window::{self, Window},
@@ -27,7 +27,7 @@ const RING: u64 = 1 << 16;
 static API: LazyLock<Arc<Api>> = LazyLock::new(|| Arc::new(Api::typed()));
 
 fn server() -> Server {
-    let file = window::create(window::SMALLEST).expect("there is memory");
+    let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let bell = Futex {
         patience: Duration::from_millis(1),

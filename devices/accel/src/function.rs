@@ -22,7 +22,8 @@ use device_model::{
 use pci::{
     BarIndex, BarKind, BarRequest, Bdf, ConfigSpace, ConfigSpaceState, Identity, LifecycleError,
     Lines, MsixCapability, MsixState, MsixTable, PciFunction,
-    config::{COMMAND_INTERRUPT_DISABLE, STATUS_INTERRUPT, offsets},
+    config::{COMMAND_INTERRUPT_DISABLE, STATUS_INTERRUPT},
+    offsets,
 };
 use remoting_proto::{
     apis::spoken,

@@ -123,7 +123,7 @@ pub enum Error {
     },
     /// A slice's file cannot be created.
     #[error(transparent)]
-    Slice(#[from] remoting_transport::window::Error),
+    Slice(#[from] remoting_transport::mapping::Error),
     /// An eventfd cannot be created.
     #[error("cannot create an eventfd for an accelerator port")]
     EventFd(#[source] io::Error),

@@ -6,7 +6,7 @@ use std::{
 };
 
 use base::{Access, Mapping, Unpoisoned};
-use remoting_transport::window as slice_file;
+use remoting_transport::mapping;
 
 use super::Error;
 
@@ -53,7 +53,7 @@ impl Window {
     /// Maps a new file in place of a slice. A guest that accesses the slice meanwhile sees either
     /// file.
     fn fill(&self, slice: u64) -> Result<OwnedFd, Error> {
-        let file = slice_file::create(self.slice_size)?;
+        let file = mapping::create(self.slice_size)?;
         let at = slice * self.slice_size;
         // Only the guest accesses what was mapped there; it reads zeroes from now on.
         self.range

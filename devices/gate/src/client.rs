@@ -32,8 +32,8 @@ use vmfunc_gate::{
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
-    CallingVcpu, Error, Refusal, Resources, WATCH, borrowed, function::End, hello, hello::Answer,
-    host_error, kick, process::Process, refusal, stand_in::StandIn, timespec,
+    CallingVcpu, Error, Refusal, Resources, WATCH, borrowed, hello, hello::Answer, host_error,
+    kick, process::Process, refusal, side::End, stand_in::StandIn, timespec,
 };
 
 /// Timeout for a reply of the server's VM.

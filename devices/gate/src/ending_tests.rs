@@ -24,9 +24,10 @@ use vmfunc_gate::{
 use super::{
     Event, KERNEL, Options, Side, WATCH,
     client::Client,
-    function::{End, Gate},
+    function::Gate,
     hello::{self, Answer},
     server::{BREATH, Door, Server},
+    side::End,
     tests::{FakeVcpu, resources},
 };
 

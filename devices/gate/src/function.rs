@@ -21,6 +21,7 @@ use vmfunc_gate::{
 
 use super::{
     CallingVcpu, Error, MOST_SHARED, Options, Report, Side, client::Client, server::Server,
+    side::End,
 };
 
 const REGISTERS: u8 = 0;
@@ -41,24 +42,6 @@ pub struct Resources {
     pub spawner: Arc<dyn ThreadSpawner>,
     /// Receives the events of a server.
     pub report: Report,
-}
-
-/// One side of the gate, as its function uses it.
-pub trait End: BusDevice {
-    /// The registers are now decoded at this address, or nowhere.
-    fn registers_at(&self, address: Option<u64>);
-    /// The window is now decoded at this address, or nowhere.
-    fn window_at(&self, address: Option<u64>);
-    /// The body of its thread.
-    fn run(&self);
-    /// Stops the thread.
-    fn stop(&self);
-    /// Returns to the initial state.
-    fn reset(&self);
-    /// Whether a process uses it.
-    fn in_use(&self) -> bool;
-    /// Counters, as (name, value) pairs.
-    fn counters(&self) -> Vec<(&'static str, u64)>;
 }
 
 /// The saved state of an unused port.

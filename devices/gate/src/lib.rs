@@ -26,6 +26,7 @@ pub mod function;
 mod hello;
 mod process;
 pub mod server;
+pub mod side;
 mod stand_in;
 
 use std::{

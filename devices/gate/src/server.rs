@@ -46,8 +46,8 @@ use vmfunc_gate::{
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use super::{
-    CallingVcpu, Error, Event, KERNEL, Refusal, Report, Resources, WATCH, borrowed, function::End,
-    hello, host_error, kick, process::Process, refusal, timespec,
+    CallingVcpu, Error, Event, KERNEL, Refusal, Report, Resources, WATCH, borrowed, hello,
+    host_error, kick, process::Process, refusal, side::End, timespec,
 };
 
 /// How long no client is admitted after a connection could not be accepted.

@@ -15,8 +15,7 @@ use device_model::{
 };
 use pci::{
     BarIndex, BarKind, BarRequest, Bdf, ConfigSpace, Identity, LifecycleError, Lines,
-    MsiCapability, PciFunction,
-    config::{COMMAND_INTERRUPT_DISABLE, offsets},
+    MsiCapability, PciFunction, config::COMMAND_INTERRUPT_DISABLE, offsets,
 };
 use vmm_sys_util::eventfd::EventFd;
 

@@ -23,6 +23,7 @@ mod aperture;
 mod channels;
 mod counters;
 mod deadline;
+mod directory;
 #[cfg(test)]
 mod fake_space;
 mod front;

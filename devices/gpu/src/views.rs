@@ -14,8 +14,8 @@ use gf100::format::{
 use super::{
     aperture::{Aperture, Pieces},
     deadline::Deadline,
+    directory::{PER_LARGE, usable},
     memory::Vram,
-    tables::{PER_LARGE, usable},
     watch::{Moment, Watch},
 };
 

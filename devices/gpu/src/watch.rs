@@ -16,7 +16,7 @@
 use gf100::format::{PAGE, pte::Pte};
 use gpu_mediator::gpu::wire::Size;
 
-use super::{aperture::Aperture, memory::Vram, tables::PER_LARGE};
+use super::{aperture::Aperture, directory::PER_LARGE, memory::Vram};
 
 /// Counters.
 #[derive(Clone, Copy, Debug, Default)]

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::config::offsets;
+use super::offsets;
 
 /// Index of a base address register, 0 to 5, or of the expansion ROM's register. A 64-bit BAR is
 /// known by its lower register.

@@ -46,6 +46,8 @@ mod hotplug;
 mod line;
 mod msi;
 mod msix;
+pub mod offsets;
+mod port_function;
 mod pvpanic;
 mod root_port;
 mod segment;

@@ -3,12 +3,9 @@
 //! The VMM takes the role of firmware: the port has a bus number and address windows before the
 //! guest starts, and again after a reset. The guest may change them.
 
-use serde_json::Value;
-
 use super::{
     bar::{BarKind, DecodedBar},
     config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, ConfigSpace, Identity},
-    function::{LifecycleError, PciFunction},
     windows::{PortWindows, Window},
 };
 
@@ -105,10 +102,10 @@ impl Forwarding {
 
 /// A root port.
 pub struct RootPort {
-    config: ConfigSpace,
-    home: Option<(u8, PortWindows)>,
+    pub(super) config: ConfigSpace,
+    pub(super) home: Option<(u8, PortWindows)>,
     /// The guest has reset the bus, and the functions on it have not been reset yet.
-    resetting: bool,
+    pub(super) resetting: bool,
 }
 
 impl RootPort {
@@ -183,7 +180,7 @@ impl RootPort {
         self.home.map(|(bus, _)| bus)
     }
 
-    fn holds_reset(&self) -> bool {
+    pub(super) fn holds_reset(&self) -> bool {
         self.config.read_u16(CONTROL) & CONTROL_RESET != 0
     }
 
@@ -241,64 +238,5 @@ impl RootPort {
 impl Default for RootPort {
     fn default() -> Self {
         Self::new()
-    }
-}
-
-impl PciFunction for RootPort {
-    fn config(&self) -> &ConfigSpace {
-        &self.config
-    }
-
-    fn config_mut(&mut self) -> &mut ConfigSpace {
-        &mut self.config
-    }
-
-    fn write_config(&mut self, offset: usize, data: &[u8]) {
-        let held = self.holds_reset();
-        self.config.write(offset, data);
-        // Setting and clearing the bit while a reset is in progress starts no further reset.
-        self.resetting |= !held && self.holds_reset();
-    }
-
-    fn is_resetting(&self) -> bool {
-        self.resetting
-    }
-
-    /// All functions on its bus have been reset.
-    fn end_reset(&mut self) {
-        self.resetting = false;
-    }
-
-    fn root_port(&self) -> Option<&RootPort> {
-        Some(self)
-    }
-
-    fn root_port_mut(&mut self) -> Option<&mut RootPort> {
-        Some(self)
-    }
-
-    fn pause(&mut self) -> Result<(), LifecycleError> {
-        Ok(())
-    }
-
-    fn resume(&mut self) -> Result<(), LifecycleError> {
-        Ok(())
-    }
-
-    fn save(&mut self) -> Result<Value, LifecycleError> {
-        Ok(serde_json::to_value(self.config.save())?)
-    }
-
-    fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
-        Ok(self.config.restore(&serde_json::from_value(state)?)?)
-    }
-
-    fn reset(&mut self) -> Result<(), LifecycleError> {
-        self.config.reset();
-        self.resetting = false;
-        if let Some((bus, windows)) = self.home {
-            self.give_bus(bus, windows);
-        }
-        Ok(())
     }
 }

@@ -18,8 +18,8 @@ use device_model::{
 use pci::{
     BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity, LifecycleError, Line,
     Lines, MsiCapability, MsixCapability, MsixTable, PciFunction, SlowReset,
-    config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, STATUS_INTERRUPT, offsets},
-    line_of,
+    config::{COMMAND_BUS_MASTER, COMMAND_IO, COMMAND_MEMORY, STATUS_INTERRUPT},
+    line_of, offsets,
 };
 use vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
 use vm_memory::GuestAddress;

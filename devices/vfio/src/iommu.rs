@@ -18,9 +18,9 @@ use super::{
     Error, ResetError,
     host_device::{HostDevice, Way},
     ioctl::{self, Neighbour},
+    provider::Provider,
     reachable::Reachable,
     space::Space,
-    tables::Provider,
 };
 
 /// The passthrough devices of a VM: the memory that they reach, and which of them are reset

@@ -44,6 +44,7 @@ mod mapping;
 mod model;
 mod physical;
 mod power;
+mod provider;
 mod reach;
 mod reachable;
 mod space;

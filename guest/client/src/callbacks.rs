@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use remoting_transport::port_bell::{USUAL_NAP, nap};
+use remoting_transport::naps::{USUAL_NAP, nap};
 
 /// A callback that takes a status of the API.
 pub type Callback<S> = Box<dyn FnOnce(S) + Send>;

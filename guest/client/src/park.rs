@@ -32,9 +32,10 @@ use base::{
 use remoting_transport::{
     bell::Futex,
     control::{self, LONG},
+    mapping,
     order::{self, Order, PARKED},
     port_bell::Doorbell,
-    window::{self, Window},
+    window::Window,
 };
 
 use crate::{
@@ -265,7 +266,7 @@ fn leave<D: Driver>(
         return Err(why.to_owned());
     }
     let own =
-        window::create(link.window.size()).map_err(|error| base::Chain(&error).to_string())?;
+        mapping::create(link.window.size()).map_err(|error| base::Chain(&error).to_string())?;
     for (start, end) in stages.in_use(&link.window) {
         keep(&link.window, &own, start, end)
             .map_err(|error| format!("its memory does not take its window: {error}"))?;

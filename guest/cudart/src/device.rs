@@ -12,7 +12,7 @@ use crate::{
     context::{choose, chosen, count, device, primary, ready, reset},
     driver::{driver, init, is_forked, known_devices},
     error::{Answer, Error},
-    properties,
+    properties::{self, attribute},
 };
 
 /// The version of the runtime API, 13.0, as `cudaRuntimeGetVersion` returns it.
@@ -20,17 +20,6 @@ pub const VERSION: c_int = 13000;
 
 /// A device flag that the driver does not have: mapping of host memory is always on.
 const MAP_HOST: c_uint = 8;
-
-/// An attribute of a device.
-///
-/// # Errors
-/// The driver's.
-pub fn attribute(device: CUdevice, attribute: CUdevice_attribute) -> Answer<c_int> {
-    let mut value = 0;
-    // SAFETY: valid for writing the answer.
-    unsafe { driver!(cuDeviceGetAttribute(&raw mut value, attribute, device))? };
-    Ok(value)
-}
 
 fn version() -> Answer<c_int> {
     let mut version = 0;

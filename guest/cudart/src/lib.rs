@@ -31,4 +31,5 @@ mod refused;
 mod registration;
 mod registry;
 mod streams;
+mod texts;
 mod volumes;

@@ -4,7 +4,7 @@ use std::ffi::{c_char, c_int};
 
 use cuda_definition::{driver::types::*, runtime::types::*};
 
-use crate::{context::device, device::attribute, driver::driver, error::Answer};
+use crate::{context::device, driver::driver, error::Answer};
 
 /// All properties of a device. Those that an older driver does not know are zero.
 ///
@@ -193,4 +193,15 @@ fn abilities(all: &mut cudaDeviceProp, number: impl Fn(A) -> c_int) {
     all.clusterLaunch = number(A::CU_DEVICE_ATTRIBUTE_CLUSTER_LAUNCH);
     all.unifiedFunctionPointers = number(A::CU_DEVICE_ATTRIBUTE_UNIFIED_FUNCTION_POINTERS);
     all.mpsEnabled = number(A::CU_DEVICE_ATTRIBUTE_MPS_ENABLED);
+}
+
+/// An attribute of a device.
+///
+/// # Errors
+/// The driver's.
+pub fn attribute(device: CUdevice, attribute: CUdevice_attribute) -> Answer<c_int> {
+    let mut value = 0;
+    // SAFETY: valid for writing the answer.
+    unsafe { driver!(cuDeviceGetAttribute(&raw mut value, attribute, device))? };
+    Ok(value)
 }

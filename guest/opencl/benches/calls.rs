@@ -29,6 +29,7 @@ use remoting_session::{
 use remoting_transport::{
     bell::Futex,
     endpoint::{Receiver, Sender},
+    mapping,
     port_bell::Waker,
     ring::{Consumer, Producer},
     window::{self, Slice, Window},
@@ -97,7 +98,7 @@ fn ends(slices: [Slice; 2]) -> (Sender<Slice, Futex>, Receiver<Slice, Futex>) {
 }
 
 fn ring(criterion: &mut Criterion) {
-    let file = window::create(window::SMALLEST).expect("there is memory");
+    let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let (mut sender, mut receiver) = ends([window.calls(), window.calls()]);
     let mut bytes = Vec::new();
@@ -115,7 +116,7 @@ fn ring(criterion: &mut Criterion) {
         },
     );
 
-    let file = window::create(window::SMALLEST).expect("there is memory");
+    let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let (mut sender, mut receiver) = ends([window.calls(), window.answers()]);
     let (mut back, mut there) = ends([window.answers(), window.calls()]);
@@ -154,7 +155,7 @@ struct Client {
 
 impl Client {
     fn new() -> Self {
-        let file = window::create(window::SMALLEST).expect("there is memory");
+        let file = mapping::create(window::SMALLEST).expect("there is memory");
         let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
         let tuning = Tuning {
             spin: Duration::ZERO,

@@ -739,7 +739,10 @@ pub extern "C" fn clSetKernelExecInfo(
 
 #[cfg(test)]
 mod tests {
-    use remoting_transport::window::{self, Window};
+    use remoting_transport::{
+        mapping,
+        window::{self, Window},
+    };
 
     use super::*;
 
@@ -779,7 +782,7 @@ mod tests {
 
     #[test]
     fn a_mirror_of_the_window_is_the_same_memory_and_leaves_it_where_it_is() {
-        let file = window::create(window::SMALLEST).unwrap();
+        let file = mapping::create(window::SMALLEST).unwrap();
         let window = Window::map(&file, window::SMALLEST, 1 << 16).unwrap();
         let there = window.at(window.data(), 2 * PAGE).unwrap();
         let mut memory = Reservation::at(FREE[1], 2 * PAGE).unwrap();

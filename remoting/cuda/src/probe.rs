@@ -7,7 +7,7 @@ use std::{
 };
 
 use cuda_definition::driver::types::*;
-use remoting_transport::window::{self, Window};
+use remoting_transport::{mapping, window::Window};
 
 use super::{
     arena,
@@ -115,8 +115,8 @@ fn window(
     kept: bool,
     shared: &mut Option<(std::sync::Arc<Window>, *mut c_void)>,
 ) -> Found {
-    let text = |error: window::Error| error.to_string();
-    let file = window::create(WINDOW).map_err(text)?;
+    let text = |error: mapping::Error| error.to_string();
+    let file = mapping::create(WINDOW).map_err(text)?;
     let mapped = match kept {
         // SAFETY: `arena::fill` has reserved the place for this.
         true => unsafe { Window::map_at(&file, WINDOW, RING, arena::WINDOW.start) },

@@ -16,6 +16,7 @@ use remoting_session::{
 use remoting_transport::{
     bell::Futex,
     endpoint::Receiver,
+    mapping,
     port_bell::Waker,
     window::{self, Slice, Window},
 };
@@ -36,7 +37,7 @@ pub(super) fn driver() -> Api {
 
 /// The same, with another driver and a window of this size in bytes.
 pub(super) fn server_of(api: Api, size: u64) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
-    let window = Window::map(&window::create(size).unwrap(), size, 1 << 16).unwrap();
+    let window = Window::map(&mapping::create(size).unwrap(), size, 1 << 16).unwrap();
     let patience = Duration::from_millis(1);
     let tuning = Tuning {
         spin: Duration::ZERO,

@@ -35,6 +35,7 @@ use remoting_transport::{
     account::Account,
     bell::Bell,
     endpoint::{Gone, Receiver, Sender, Spin},
+    mapping,
     port_bell::{Events as Bells, Waker},
     ring::{Consumer, Producer},
     sync::AtomicU32,
@@ -76,7 +77,7 @@ pub enum Error {
     Files(usize),
     /// Its window.
     #[error(transparent)]
-    Window(#[from] window::Error),
+    Window(#[from] mapping::Error),
     /// The account of video memory.
     #[error("cannot use the account of device memory that a virtual machine sent")]
     Account(#[source] io::Error),

@@ -36,6 +36,7 @@ use remoting_transport::{
     account::Account,
     bell::Bell,
     endpoint::{Receiver, Sender},
+    mapping,
     ring::{Consumer, Producer},
     sync::{AtomicU32, Ordering},
     window::{self, RING, Window},
@@ -149,7 +150,7 @@ impl Machine {
     /// A machine whose agent has said hello, and what the worker says to it.
     fn attach(pool: &Pool, change: impl FnOnce(&mut Attachment)) -> (Self, Vec<u8>) {
         let connection = pool.connect();
-        let memory = window::create(WINDOW).expect("there is memory");
+        let memory = mapping::create(WINDOW).expect("there is memory");
         let window = Window::map(&memory, WINDOW, RING).expect("it is large enough");
         let hello = Hello::answer(SPOKEN, Form::Port, (0, 0));
         window.write_client_hello(&hello.to_bytes());

@@ -155,7 +155,7 @@ mod tests {
 
     #[test]
     fn a_transfer_is_cut_where_buffers_meet_and_nowhere_else() {
-        let window = Window::map(&window::create(64 * MIB).unwrap(), 64 * MIB, 1 << 20).unwrap();
+        let window = Window::map(&mapping::create(64 * MIB).unwrap(), 64 * MIB, 1 << 20).unwrap();
         let start = window.data();
         let cover = Cover(vec![Known {
             ends: vec![8 * MIB, 16 * MIB],

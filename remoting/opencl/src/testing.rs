@@ -19,6 +19,7 @@ use remoting_session::{
 use remoting_transport::{
     bell::Futex,
     endpoint::Receiver,
+    mapping,
     port_bell::Waker,
     window::{self, Slice, Window},
 };
@@ -133,7 +134,7 @@ pub fn server_of(
     waker: Waker,
     size: u64,
 ) -> (Server, Receiver<Slice, Waker>, Arc<Window>) {
-    let window = Window::map(&window::create(size).unwrap(), size, RING).unwrap();
+    let window = Window::map(&mapping::create(size).unwrap(), size, RING).unwrap();
     let tuning = Tuning {
         spin: Duration::ZERO,
         waker,

@@ -44,6 +44,7 @@ use remoting_transport::{
     account::Account,
     bell::Futex,
     endpoint::Receiver,
+    mapping,
     port_bell::{Events, Waker},
     socket,
     window::{self, RING},
@@ -98,7 +99,7 @@ pub enum Error {
     Account(#[source] io::Error),
     /// The window.
     #[error(transparent)]
-    Window(#[from] window::Error),
+    Window(#[from] mapping::Error),
     /// The driver.
     #[error(transparent)]
     Driver(#[from] api::Error),
@@ -363,7 +364,7 @@ fn serve(mut worker: Worker<'_>, connection: &UnixStream) -> Result<(), Error> {
             return Err(refused.into());
         }
     };
-    let file: OwnedFd = window::create(ours.window)?;
+    let file: OwnedFd = mapping::create(ours.window)?;
     if ours.api == ApiId::OpenCl {
         stream::tell_place(&[], ours.window, &[file.as_fd()]).map_err(Error::Connection)?;
     }
@@ -441,7 +442,7 @@ fn serve_cuda(
 fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     let options = worker.options;
     let size = options.window << 20;
-    let file: OwnedFd = window::create(size)?;
+    let file: OwnedFd = mapping::create(size)?;
     let window = window::Window::map(&file, size, RING)?;
     let (channel, api) = door.next((size, RING)).map_err(Error::Connection)?;
     if !options.apis.contains(&api) {
@@ -780,7 +781,7 @@ mod tests {
         };
         let version = ours.version;
         for (driver, told) in [(machine, version), (version, machine), (third, version)] {
-            let file = window::create(window::SMALLEST).unwrap();
+            let file = mapping::create(window::SMALLEST).unwrap();
             let slice = window::Window::map(&file, window::SMALLEST, RING).unwrap();
             slice.write_client_hello(&of(driver).to_bytes());
             let (here, theirs) = UnixStream::pair().unwrap();

@@ -15,10 +15,7 @@ use remoting_proto::wire::{
     Api,
     hello::{self, Form, Hello, Refused},
 };
-use remoting_transport::{
-    socket,
-    window::{self, Window},
-};
+use remoting_transport::{mapping, socket, window::Window};
 
 use super::{
     address::{Address, Host},
@@ -86,7 +83,7 @@ pub enum Error {
     Form,
     /// The window cannot be created.
     #[error(transparent)]
-    Window(#[from] window::Error),
+    Window(#[from] mapping::Error),
     /// The socket pair for the listener cannot be created.
     #[error("cannot make the threads' connection")]
     Pair(#[source] io::Error),
@@ -170,7 +167,7 @@ pub fn connect<A: Api>(
     if theirs.form != Form::Stream {
         return Err(Error::Form);
     }
-    let file = window::create(theirs.window)?;
+    let file = mapping::create(theirs.window)?;
     let window = Window::map(&file, theirs.window, theirs.ring)?;
     let (nudge, nudges) = UnixStream::pair().map_err(Error::Pair)?;
     let (reader, writer) = channel.split();

@@ -20,6 +20,7 @@ use remoting_proto::{
 use remoting_transport::{
     bell::Futex,
     endpoint::{Receiver, Sender},
+    mapping,
     ring::{Consumer, Producer},
     window::{self, Slice, Window},
 };
@@ -229,7 +230,7 @@ struct Side {
 impl Side {
     fn new(channel: Channel, client: bool) -> Self {
         let size = window::SMALLEST;
-        let window = Window::map(&window::create(size).unwrap(), size, RING).unwrap();
+        let window = Window::map(&mapping::create(size).unwrap(), size, RING).unwrap();
         let (bridge, out, back) = if client {
             let (nudge, _) = UnixStream::pair().unwrap();
             let bridge = Bridge::<OpenCl>::client(&window, channel.split(), nudge);

@@ -15,7 +15,7 @@ use std::{
 use base::{Access, Mapping};
 use remoting_proto::port::MOST_SLICES;
 
-use crate::window::{self, create};
+use crate::mapping::{self, create};
 
 /// One counter for each slice.
 type Page = [AtomicU64; MOST_SLICES as usize];
@@ -29,11 +29,11 @@ pub struct Account(Mapping);
 
 impl Account {
     /// Creates a page of zeroes, and the file behind it.
-    pub fn create() -> Result<(Self, OwnedFd), window::Error> {
+    pub fn create() -> Result<(Self, OwnedFd), mapping::Error> {
         let file = create(SIZE as u64)?;
         match Self::map(&file) {
             Ok(account) => Ok((account, file)),
-            Err(source) => Err(window::Error::System {
+            Err(source) => Err(mapping::Error::System {
                 what: "map",
                 size: SIZE as u64,
                 source,

@@ -32,7 +32,7 @@ use remoting_proto::wire::{
 };
 
 use super::{
-    port_bell::nap,
+    naps::nap,
     window::{Impossible, RING, SMALLEST, Window},
 };
 

@@ -31,6 +31,8 @@ pub mod mapping;
 #[cfg(feature = "std")]
 pub mod messages;
 #[cfg(feature = "std")]
+pub mod naps;
+#[cfg(feature = "std")]
 pub mod order;
 #[cfg(feature = "std")]
 pub mod port_bell;

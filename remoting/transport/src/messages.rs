@@ -17,7 +17,7 @@ use base::Mapping;
 
 use super::{
     gate::{Delegate, Failed},
-    mapping, socket, window,
+    mapping, socket,
 };
 
 /// Size of the shared memory in bytes: the maximum of a real gate, minus a page.
@@ -82,7 +82,7 @@ pub fn serve(
     stream: &UnixStream,
     mut handler: impl FnMut(usize, NonNull<[u8]>) -> u64,
 ) -> io::Result<()> {
-    let file = window::create(SHARED).map_err(io::Error::other)?;
+    let file = mapping::create(SHARED).map_err(io::Error::other)?;
     let shared = mapping::map(&file, 0, SHARED).map_err(io::Error::other)?;
     socket::send(stream, &[0], &[file.as_fd()])?;
     let mut request = [0; REQUEST];

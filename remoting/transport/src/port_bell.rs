@@ -18,6 +18,7 @@ use super::{
     alarm::{self, Alarm},
     bell::{Bell, Futex},
     gate::Gate,
+    naps::{USUAL_NAP, nap},
     sync::{AtomicU32, Ordering},
 };
 
@@ -154,19 +155,6 @@ pub enum Doorbell {
     },
     /// The worker runs on the CPU that rings for it.
     Gate(Arc<Gate>),
-}
-
-const SHORTEST_NAP: Duration = Duration::from_micros(20);
-/// Above this, naps grow more slowly, and end early when another thread arrives.
-pub const USUAL_NAP: Duration = Duration::from_millis(1);
-const LONGEST_NAP: Duration = Duration::from_millis(20);
-
-/// How long to nap before looking again, after having `waited` so long.
-pub fn nap(waited: Duration) -> Duration {
-    (waited / 16)
-        .min(USUAL_NAP)
-        .max(waited / 256)
-        .clamp(SHORTEST_NAP, LONGEST_NAP)
 }
 
 /// Naps of an application's threads. Long ones end when another thread of the application asks the worker for
@@ -379,7 +367,7 @@ mod tests {
     }
 
     fn port(naps: Naps) -> Doorbell {
-        let file = crate::window::create(8192).unwrap();
+        let file = crate::mapping::create(8192).unwrap();
         Doorbell::Port {
             page: Arc::new(DoorbellPage::map(&file, 4096).unwrap()),
             naps: Arc::new(naps),

@@ -13,8 +13,6 @@
 use alloc::sync::Arc;
 use core::sync::atomic::{AtomicBool, Ordering};
 
-#[cfg(feature = "std")]
-pub use super::mapping::{Error, create};
 use super::{
     ring::{Control, LINE, Lines},
     sync::AtomicU64,

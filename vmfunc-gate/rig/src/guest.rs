@@ -5,8 +5,6 @@
 //! machine's debug console.
 
 use std::{
-    arch::asm,
-    ffi::CStr,
     fs::{self, File},
     io::Write,
     os::fd::AsRawFd,
@@ -23,10 +21,10 @@ use vmfunc_gate::{
     window::PAGE,
 };
 
-use crate::{opencl, remoting};
-
-/// The machine's debug console.
-const TEXT: u16 = 0xe9;
+use crate::{
+    init::{mount_all, print},
+    opencl, remoting,
+};
 
 /// Printed by a guest when all of its checks are done.
 pub const DONE: &str = "done";
@@ -38,13 +36,6 @@ pub const ASKING: &str = "asking";
 const QUIET: Duration = Duration::from_secs(5);
 /// Printed by a client's guest before it delegates work that takes long in the server's kernel.
 pub const LONG: &str = "long";
-
-pub fn print(text: &str) {
-    for byte in text.bytes().chain([b'\n']) {
-        // SAFETY: the machine's port.
-        unsafe { asm!("out dx, al", in("dx") TEXT, in("al") byte) };
-    }
-}
 
 fn check(name: &str, run: impl FnOnce() -> Result<()>) {
     match run() {
@@ -74,33 +65,6 @@ pub fn run() -> ! {
     loop {
         thread::park();
     }
-}
-
-fn mount(kind: &CStr, to: &CStr) -> Result<()> {
-    // SAFETY: zero-terminated strings.
-    let done = unsafe {
-        libc::mkdir(to.as_ptr(), 0o755);
-        libc::mount(
-            kind.as_ptr(),
-            to.as_ptr(),
-            kind.as_ptr(),
-            0,
-            std::ptr::null(),
-        )
-    };
-    ensure!(
-        done == 0,
-        "cannot mount {kind:?}: {}",
-        std::io::Error::last_os_error()
-    );
-    Ok(())
-}
-
-/// Mounts what programs expect, except /proc.
-pub fn mount_all() -> Result<()> {
-    mount(c"devtmpfs", c"/dev")?;
-    mount(c"sysfs", c"/sys")?;
-    mount(c"tmpfs", c"/tmp")
 }
 
 /// Creates another process of this guest, for which its parent waits. Returns true in the new

@@ -14,6 +14,7 @@
 mod checks;
 mod fuzz;
 mod guest;
+mod init;
 mod linux;
 mod machine;
 mod opencl;

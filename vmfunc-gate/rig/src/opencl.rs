@@ -15,7 +15,7 @@ use std::{
 use anyhow::{Context, Result, bail, ensure};
 
 use crate::{
-    guest::{mount_all, print},
+    init::{mount_all, print},
     machine::{PATIENCE, SOON},
 };
 

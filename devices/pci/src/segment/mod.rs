@@ -16,9 +16,10 @@ use serde_json::Value;
 use super::{
     bar::{BarAddress, BarIndex, BarKind, DecodedBar},
     bdf::{Bdf, SLOTS},
-    config::{HEADER_MULTIFUNCTION, offsets},
+    config::HEADER_MULTIFUNCTION,
     function::{LifecycleError, PciFunction, SlowReset},
     host_bridge::HostBridge,
+    offsets,
     root_port::{self, Forwarding, RootPort},
     windows::SegmentConfig,
 };

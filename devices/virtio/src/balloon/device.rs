@@ -1,9 +1,6 @@
 //! The device: size, features and activation.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU32, AtomicU64, Ordering},
-};
+use std::sync::{Arc, atomic::Ordering};
 
 use device_model::{
     lifecycle::{ActivateError, StateError},
@@ -12,9 +9,8 @@ use device_model::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::queues::BalloonWorker;
+use super::{queues::BalloonWorker, shared::Shared};
 use crate::{
-    config_change::ConfigChange,
     device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
     discard::Discards,
     served::{COMMON_FEATURES, ServedQueue, read_config_bytes},
@@ -63,17 +59,6 @@ pub struct State {
     pub wanted: u32,
     /// Pages that the guest has given up.
     pub actual: u32,
-}
-
-/// State shared by the device, its worker and its handles.
-#[derive(Default)]
-pub struct Shared {
-    wanted: AtomicU32,
-    actual: AtomicU32,
-    /// Total bytes returned to the host.
-    pub discarded: AtomicU64,
-    change: ConfigChange,
-    pub discards: Arc<Discards>,
 }
 
 /// Controls a balloon while it is plugged in.

@@ -2,6 +2,7 @@
 
 mod device;
 mod queues;
+mod shared;
 
 pub use device::{Balloon, Handle, Options};
 

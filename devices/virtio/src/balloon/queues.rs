@@ -11,7 +11,7 @@ use virtio_queue::DescriptorChain;
 use vm_memory::GuestAddress;
 use vmm_sys_util::epoll::EventSet;
 
-use super::device::Shared;
+use super::shared::Shared;
 use crate::served::{Chain, ServedQueue};
 
 /// Page frame numbers count pages of 4 KiB, independent of the guest's page size.

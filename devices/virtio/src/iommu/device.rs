@@ -28,8 +28,9 @@ use super::{
     domains::{DOMAINS, PAGE},
     endpoint::INTERRUPTS,
     endpoints::Endpoints,
-    request::{PROBE_SIZE, Request, Status, TAIL_SIZE},
+    request::{PROBE_SIZE, Request, TAIL_SIZE},
     state::State,
+    status::Status,
 };
 use crate::{
     device::{Activation, ActiveQueue, DeviceType, VirtioDevice},

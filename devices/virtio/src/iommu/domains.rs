@@ -13,9 +13,9 @@ use std::{
 };
 
 use super::{
+    add_error::{AddError, MAX_RESERVED, ReservedMapping},
     endpoint::{Access, Endpoint, MapError, Reserved},
-    endpoints::{AddError, ReservedMapping},
-    request::Status,
+    status::Status,
 };
 
 /// The minimum page size, and the granularity of all mappings.
@@ -29,9 +29,6 @@ pub const MAX_MAPPINGS_OF_DOMAIN: usize = 65_535;
 
 /// Maximum number of mappings of all domains together. They take about 16 MiB.
 pub const MAX_MAPPINGS: usize = 1 << 18;
-
-/// Maximum number of reserved ranges per endpoint: as many as fit into a PROBE reply.
-pub const MAX_RESERVED: usize = 21;
 
 /// A range of I/O addresses; its first address is the key under which it is stored.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -16,16 +16,19 @@
 //! Faults are not reported to the guest: only the host sees a passthrough device's faults, in its
 //! log.
 
+mod add_error;
 mod device;
 mod domains;
 mod endpoint;
 mod endpoints;
 mod request;
 mod state;
+mod status;
 
+pub use add_error::{AddError, ReservedMapping};
 pub use device::{ADDRESS_WIDTHS, Error, Options, VirtioIommu};
 pub use endpoint::{Access, Endpoint, INTERRUPTS, MapError, Reserved, ReservedKind};
-pub use endpoints::{AddError, Endpoints, ReservedMapping};
+pub use endpoints::Endpoints;
 
 #[cfg(test)]
 mod hostile;

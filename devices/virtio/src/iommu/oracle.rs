@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::request::{Request, Status};
+use super::{request::Request, status::Status};
 
 const PAGE: u64 = 4096;
 

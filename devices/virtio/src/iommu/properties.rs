@@ -9,7 +9,8 @@ use super::{
     domains::Domains,
     endpoint::Endpoint,
     oracle::{Found, Oracle},
-    request::{Request, Status},
+    request::Request,
+    status::Status,
 };
 use crate::testing::iommu::{Mapped, Recorder};
 

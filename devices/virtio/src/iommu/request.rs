@@ -7,8 +7,10 @@ use virtio_queue::{DescriptorChain, Reader};
 use vm_memory::bitmap::BitmapSlice;
 
 use super::{
-    domains::{Domains, MAX_RESERVED, Mapping},
-    endpoint::{Access, MapError, Reserved, ReservedKind},
+    add_error::MAX_RESERVED,
+    domains::{Domains, Mapping},
+    endpoint::{Access, Reserved, ReservedKind},
+    status::Status,
 };
 
 /// Size in bytes of the properties in the reply to a PROBE.
@@ -37,39 +39,6 @@ const MAP_WRITE: u32 = 1 << 1;
 
 /// Property type: reserved memory.
 const PROPERTY_RESERVED: u16 = 1;
-
-/// Status of a request.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-#[repr(u8)]
-pub enum Status {
-    /// Success.
-    Ok = 0,
-    /// The operation is not supported.
-    Unsupported = 2,
-    /// The host has failed.
-    Device = 3,
-    /// The request is invalid.
-    Invalid = 4,
-    /// A value is out of range.
-    Range = 5,
-    /// There is no such endpoint or domain.
-    NoEntry = 6,
-    /// There is no memory at a guest-physical address.
-    Fault = 7,
-    /// A limit has been reached.
-    NoMemory = 8,
-}
-
-impl From<MapError> for Status {
-    fn from(error: MapError) -> Self {
-        match error {
-            MapError::NotMemory { .. } => Self::Fault,
-            MapError::OutOfRange { .. } => Self::Range,
-            MapError::NoMemory(_) => Self::NoMemory,
-            MapError::Host(_) | MapError::Stuck(_) => Self::Device,
-        }
-    }
-}
 
 /// A request.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]

@@ -6,11 +6,11 @@ use device_model::lifecycle::StateError;
 use serde::{Deserialize, Serialize};
 
 use super::{
+    add_error::{AddError, ReservedMapping},
     domains::{
         DOMAINS, Domain, Domains, MAX_MAPPINGS, MAX_MAPPINGS_OF_DOMAIN, Mapping, PAGE, fits,
     },
     endpoint::Access,
-    endpoints::{AddError, ReservedMapping},
 };
 
 /// A saved mapping: first and last I/O address, first guest-physical address, read, write.

@@ -76,7 +76,7 @@ mod tests {
 
     #[test]
     fn a_window_of_memory_is_cached() {
-        let window = remoting_transport::window::create(8 << 20).unwrap();
+        let window = remoting_transport::mapping::create(8 << 20).unwrap();
         assert!(check(measure(&window).unwrap(), &mut false));
     }
 }

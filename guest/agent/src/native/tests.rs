@@ -32,9 +32,10 @@ use remoting_proto::{
 };
 use remoting_transport::{
     endpoint::{Receiver, Sender},
+    mapping::create,
     port_bell::{Events, Waker},
     ring::{Consumer, Producer},
-    window::{RING, SMALLEST, Slice, Window, create},
+    window::{RING, SMALLEST, Slice, Window},
 };
 
 use super::{port_link::OneSlice, programs::MOST_PROGRAMS, relay::Relay};

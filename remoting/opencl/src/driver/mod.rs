@@ -8,6 +8,7 @@ mod calling;
 pub mod null;
 #[cfg(any(test, feature = "test-support"))]
 pub mod typed;
+pub mod types;
 
 pub use api::Api;
 pub use calling::cl;

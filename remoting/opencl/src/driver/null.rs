@@ -13,7 +13,7 @@ use std::{
 
 use remoting_proto::apis::opencl::codes;
 
-use super::api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback};
+use super::types::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback};
 
 /// Makes a handle: never 0, and small enough to be a size as well.
 fn some() -> Handle {

@@ -14,8 +14,8 @@ use std::{
 use remoting_proto::apis::opencl::codes;
 
 use super::{
-    api::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback},
     null::Argument,
+    types::{ContextCallback, EventCallback, Handle, ImageDesc, ImageFormat, MemCallback},
 };
 
 /// The kind of a handle, stored in its upper half.

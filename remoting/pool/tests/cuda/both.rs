@@ -22,7 +22,7 @@ use remoting_proto::{
         hello::{self, Form, Hello, Refused},
     },
 };
-use remoting_transport::{account::Account, socket, window};
+use remoting_transport::{account::Account, mapping, socket, window};
 
 use crate::library::serving_apis;
 
@@ -88,7 +88,7 @@ impl Port {
         api: ApiId,
         says: Hello,
     ) -> Slice {
-        let memory = File::from(window::create(window::SMALLEST).unwrap());
+        let memory = File::from(mapping::create(window::SMALLEST).unwrap());
         memory
             .write_all_at(&says.to_bytes(), window::CLIENT_HELLO)
             .unwrap();
