@@ -103,6 +103,17 @@ const WORKERS: &[&str] = &[
     "remoting-session",
 ];
 
+/// The crates of remoting that know of each other, from top to bottom. Those of one row know nothing of each other.
+const REMOTING: &[&[&str]] = &[
+    &["remoting-pool"],
+    &["remoting-cuda", "remoting-opencl"],
+    &["remoting-session"],
+    &["remoting-stream", "remoting-turns"],
+    &["remoting-transport"],
+    &["remoting-proto"],
+    &["cuda-definition"],
+];
+
 /// A crate of the workspace.
 struct Crate {
     name: String,
@@ -236,6 +247,25 @@ fn what_is_installed_in_a_guest_has_no_worker_linked_into_it() -> Result<()> {
         checked > 0,
         "no crate in guest/ uses remoting-transport: is it named otherwise now?"
     );
+    Ok(())
+}
+
+#[test]
+fn sessions_know_no_api_and_no_backend_knows_another() -> Result<()> {
+    let row = |name: &str| REMOTING.iter().position(|row| row.contains(&name));
+    let crates = crates()?;
+    let mut checked = 0;
+    for user in &crates {
+        let Some(at) = row(&user.name) else { continue };
+        for dependency in user.dependencies.iter().filter(|one| !one.tests_only) {
+            if let Some(used) = row(&dependency.name) {
+                checked += 1;
+                let below = at < used;
+                ensure!(below, "{} uses {}", user.name, dependency.name);
+            }
+        }
+    }
+    ensure!(checked > 10, "only {checked} dependencies were looked at");
     Ok(())
 }
 
