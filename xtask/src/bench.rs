@@ -17,7 +17,7 @@ use gantry_tests::{
 use crate::{
     crane,
     elsewhere::Elsewhere,
-    fairness, gloop, gpu_machine, gpuvm, opencl,
+    fairness, gloop, gpu_machine, gpuvm, guest_gpu, opencl,
     programs::{self, cargo, target},
     progress::Step,
     ring, sharing_figures,
@@ -33,11 +33,12 @@ pub struct Options {
     /// virtual time (writes measurements/); `ring`: cost of a call over an accelerator's rings, from ring 3 of a guest
     /// on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared in practice; `programs`: which OpenCL
     /// programs pass their tests natively and through the driver (writes measurements/); `gloop`: cost for kernels of
-    /// giving back an NVIDIA GPU by themselves; `cuda`: CUDA natively and through Gantry; `crane`: cost of movability
-    /// and of moves for applications, next to Crane's figures; `gpu`: all of these except `fairness`, `gloop`, `cuda`
-    /// and `crane`, for a machine with a GPU, with its output kept; `seats`: a guest's program leaves its own device
-    /// and comes back 25 times, and moves with its VM, in the nested rig; `gpuvm`: exits and page table scans of a
-    /// guest with a virtual GPU, in the nested rig.
+    /// giving back an NVIDIA GPU by themselves; `cuda`: CUDA natively and through Gantry; `guest-gpu`: CUDA programs in
+    /// Linux guests next to native ones; `crane`: cost of movability and of moves for applications, next to Crane's
+    /// figures; `gpu`: all of these except `fairness`, `gloop`, `cuda`, `guest-gpu` and `crane`, for a machine with a
+    /// GPU, with its output kept; `seats`: a guest's program leaves its own device and comes back 25 times, and moves
+    /// with its VM, in the nested rig; `gpuvm`: exits and page table scans of a guest with a virtual GPU, in the nested
+    /// rig.
     names: Vec<String>,
     /// boot, start: another VMM that boots the same guest, alternating: an older gantry, or any VMM that accepts its
     /// options, such as Cloud Hypervisor. Can be repeated.
@@ -81,6 +82,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     if options.names == ["cuda"] {
         return gpu_machine::cuda(&options.gpu);
+    }
+    if options.names == ["guest-gpu"] {
+        return guest_gpu::bench(options.gpu.pack());
     }
     if options.names == ["crane"] {
         return crane::run(&options.crane, &options.elsewhere, options.gpu.pack());

@@ -46,9 +46,9 @@ pub struct Options {
     /// measurements/gpu-machine.txt]
     #[arg(long, value_name = "FILE")]
     output: Option<PathBuf>,
-    /// gpu, gloop, cuda, crane: only build, into target/gpu, target/gloop, target/cuda-run or target/crane, for a
-    /// machine where nothing can be built: copy the directory there, and run `FOLDER/xtask bench gpu --built FOLDER
-    /// --vendors VENDORS --output FILE`.
+    /// gpu, gloop, cuda, guest-gpu, crane: only build, into target/gpu, target/gloop, target/cuda-run, target/guest-gpu
+    /// or target/crane, for a machine where nothing can be built: copy the directory there, and run `FOLDER/xtask bench
+    /// gpu --built FOLDER --vendors VENDORS --output FILE`, or what the command prints.
     #[arg(long, conflicts_with_all = ["built", "output"])]
     pack: bool,
     /// cuda: a checkout of NVIDIA's cuda-samples; the samples listed in remoting/cuda-machine/samples.txt are packed

@@ -37,6 +37,7 @@ mod gloop;
 mod gloop_turns;
 mod gpu_machine;
 mod gpuvm;
+mod guest_gpu;
 mod moved_guest;
 mod opencl;
 mod programs;

@@ -178,7 +178,7 @@ pub fn build() -> Result<Binaries> {
 
 /// Builds the guest's agent, which needs no shared objects and embeds the driver. Only the program itself is compiled for
 /// that: what it is linked from is the same either way, and is there already.
-fn agent(driver: &Path) -> Result<PathBuf> {
+pub fn agent(driver: &Path) -> Result<PathBuf> {
     let profile = chosen().profile();
     let step = Step::new(format!("building the guest's agent ({profile})"));
     let mut build = cargo();

@@ -8,7 +8,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use remoting_proto::{
@@ -30,13 +30,27 @@ use remoting_transport::{
 use super::{caching, programs::Programs};
 use crate::port::Port;
 
-/// How long the receiver polls for an answer before it naps: with few processors, they are left to the programs.
+/// How long the receiver polls for an answer before it naps: with few processors, they are left to the programs. A nap
+/// takes several system calls' time, so where those are slow, as in a guest whose kernel is emulated, it polls for longer.
 fn spin() -> Duration {
     const ENOUGH: usize = 4;
+    const SHORTEST: Duration = Duration::from_micros(20);
+    const LONGEST: Duration = Duration::from_millis(2);
     match thread::available_parallelism() {
         Ok(count) if count.get() >= ENOUGH => Duration::from_micros(200),
-        _ => Duration::from_micros(20),
+        _ => (system_call() * 4).clamp(SHORTEST, LONGEST),
     }
+}
+
+/// The time that a system call takes.
+fn system_call() -> Duration {
+    const COUNT: u32 = 8;
+    let begin = Instant::now();
+    for _ in 0..COUNT {
+        // SAFETY: a call without arguments.
+        unsafe { libc::syscall(libc::SYS_getppid) };
+    }
+    begin.elapsed() / COUNT
 }
 
 /// The longest sleep of the receiver: an interrupt may not arrive.

@@ -1,15 +1,18 @@
 #!/bin/bash
-# A guest's kernel for run.sh, from a tarball of Linux 6.1 such as Debian's linux-source-6.1 has:
+# A guest's kernel for run.py, from a tarball of Linux 6.1 such as Debian's linux-source-6.1 has:
 #
 #     FOLDER/make-kernel.sh TARBALL OUT
 #
-# OUT/vmlinux.xz is what run.sh takes. kernel.config has what differs from the kernel's defaults; kernel.patch is for a KVM
-# that runs ring 3 only by the processor, and emulates ring 0: README.md. Needs flex, bison, bc, libelf-dev and xz.
+# OUT gets vmlinux.xz, System.map.xz, and kernel.txt, which has what /proc/version says in a guest that runs it: the
+# recipe's checksum is in it. kernel.config has what differs from the kernel's defaults; kernel.patch is for a KVM that
+# runs ring 3 only by the processor, and emulates ring 0: README.md. Needs flex, bison, bc, libelf-dev and xz.
 set -eu
 here=$(dirname "$(realpath "$0")")
 tarball=$(realpath "${1:?usage: $0 TARBALL OUT}")
 mkdir -p "${2:?usage: $0 TARBALL OUT}"
 out=$(realpath "$2")
+recipe=$(cat "$here/kernel.config" "$here/kernel.patch" | sha256sum | cut -c1-16)
+export KBUILD_BUILD_USER=gantry KBUILD_BUILD_HOST=recipe KBUILD_BUILD_VERSION=1 KBUILD_BUILD_TIMESTAMP=$recipe
 source=$(mktemp -d)
 trap 'rm -rf "$source"' EXIT
 tar -xf "$tarball" -C "$source" --strip-components=1
@@ -19,4 +22,6 @@ cp "$here/kernel.config" .config
 make olddefconfig >/dev/null
 make -j"$(nproc)" vmlinux
 strip -o "$out/vmlinux" vmlinux
-xz -T0 -f "$out/vmlinux"
+strings -n 20 vmlinux | grep -m 1 '^Linux version .*#1 ' >"$out/kernel.txt"
+cp System.map "$out"
+xz -T0 -f "$out/vmlinux" "$out/System.map"

@@ -1,12 +1,11 @@
 #!/bin/bash
-# The root disk of a guest that runs CUDA programs: the C library and the CUDA toolkit's libraries of the machine that this
+# The files of a guest that runs CUDA programs: the C library and the CUDA toolkit's libraries of the machine that this
 # runs on, programs built by nvcc, and Gantry's programs for guests. The driver's libraries are on a disk of their own.
 #
 #     FOLDER/make-root.sh BINARIES ROOT
 #
 # BINARIES has busybox (statically linked), gantry-agent, gantry-cuda and libgantry_nvidia_preload.so. ROOT is a folder,
-# made anew; the disk is ROOT.img (ext4, without root's rights or mounts). The programs are in ROOT/programs. A machine
-# needs gcc, nvcc and mke2fs.
+# made anew. The programs are in ROOT/programs. A machine needs gcc and nvcc.
 set -u
 here=$(dirname "$(realpath "$0")")
 binaries=$(realpath "${1:?usage: $0 BINARIES ROOT}")
@@ -40,11 +39,13 @@ for folder in /opt/nvidia/nsight-compute/*/extras/samples/*/; do
   name=$(basename "$folder")
   [ ! -e "$folder/$name.cu" ] || nvcc $flags -o "$root/programs/sample-$name" "$folder/$name.cu" &
 done
-for name in first driver; do gcc -O1 -w -o "$root/programs/$name" $name.c -ldl; done
+for name in first figures driver; do gcc -O1 -w -o "$root/programs/$name" $name.c -ldl; done
 wait
 
 cp "$binaries"/{gantry-agent,gantry-cuda,busybox} "$root/bin"
 cp "$binaries/libgantry_nvidia_preload.so" "$root/lib/gantry"
+mkdir "$root/lib/cuda"
+cp "$binaries"/libgantry_cuda.so "$root/lib/cuda/libcuda.so.1"
 cp "$here/init" "$root/init"
 cp "$here/list.txt" "$root/programs"
 chmod -R go+rX,u+w "$root"
@@ -66,8 +67,3 @@ cp -L /lib64/ld-linux-x86-64.so.2 "$root/lib64"
 ln -s busybox "$root/bin/sh"
 # Ubuntu's is a script around the program.
 if [ -e /sbin/ldconfig.real ]; then cp /sbin/ldconfig.real "$root/bin/ldconfig"; else cp /sbin/ldconfig "$root/bin/ldconfig"; fi
-
-used=$(du -sm "$root" | cut -f1)
-rm -f "$root.img"
-mke2fs -q -t ext4 -O ^has_journal,^metadata_csum -m 0 -i 65536 -d "$root" "$root.img" $((used + used / 20 + 64))M || exit 1
-echo "root disk: $(du -m "$root.img" | cut -f1) MiB, $(ls "$root/programs" | wc -l) files of programs"

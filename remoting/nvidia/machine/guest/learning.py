@@ -1,0 +1,132 @@
+"""PyTorch, imported once: each line of the input names what is then trained on the GPU. Prints losses.
+
+With --files FILE, the files that this process has opened or mapped are written there at its end: what a guest needs.
+"""
+import os
+import sys
+import time
+
+opened = set()
+if "--files" in sys.argv:
+    sys.addaudithook(lambda event, values: event == "open" and isinstance(values[0], str) and opened.add(values[0]))
+
+import torch
+import torch.nn.functional as F
+
+
+def steps(model, loss_of, count=5):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+    for _ in range(count):
+        begin = time.monotonic()
+        optimizer.zero_grad()
+        loss = loss_of(model)
+        loss.backward()
+        optimizer.step()
+        print(f"loss {loss.item():.9f}")
+        took.append(time.monotonic() - begin)
+
+
+class Residual(torch.nn.Module):
+    def __init__(self, before, width, stride):
+        super().__init__()
+        self.conv1 = torch.nn.Conv2d(before, width, 3, stride, 1, bias=False)
+        self.conv2 = torch.nn.Conv2d(width, width, 3, 1, 1, bias=False)
+        self.norm1, self.norm2 = torch.nn.BatchNorm2d(width), torch.nn.BatchNorm2d(width)
+        self.short = None
+        if before != width:
+            short = torch.nn.Conv2d(before, width, 1, stride, bias=False)
+            self.short = torch.nn.Sequential(short, torch.nn.BatchNorm2d(width))
+
+    def forward(self, x):
+        y = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(y + (self.short(x) if self.short else x))
+
+
+def resnet18():
+    """As torchvision has it."""
+    layers = [torch.nn.Conv2d(3, 64, 7, 2, 3, bias=False), torch.nn.BatchNorm2d(64), torch.nn.ReLU(), torch.nn.MaxPool2d(3, 2, 1)]
+    before = 64
+    for width in (64, 128, 256, 512):
+        layers += [Residual(before, width, 1 if width == before else 2), Residual(width, width, 1)]
+        before = width
+    model = torch.nn.Sequential(*layers, torch.nn.AdaptiveAvgPool2d(1), torch.nn.Flatten(), torch.nn.Linear(512, 100))
+    images, classes = torch.randn(16, 3, 224, 224), torch.arange(16) % 100
+    steps(model, lambda model: F.cross_entropy(model(images), classes))
+
+
+class Block(torch.nn.Module):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.heads = heads
+        self.norm1, self.norm2 = torch.nn.LayerNorm(width), torch.nn.LayerNorm(width)
+        self.attend, self.project = torch.nn.Linear(width, 3 * width), torch.nn.Linear(width, width)
+        self.widen, self.narrow = torch.nn.Linear(width, 4 * width), torch.nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        parts = self.attend(self.norm1(x)).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        x = x + self.project(F.scaled_dot_product_attention(*parts, is_causal=True).transpose(1, 2).reshape(x.shape))
+        return x + self.narrow(F.gelu(self.widen(self.norm2(x)), approximate="tanh"))
+
+
+class Gpt2(torch.nn.Module):
+    """GPT-2's small model: twelve blocks."""
+
+    def __init__(self, words=50257, width=768, heads=12, blocks=12, length=256):
+        super().__init__()
+        self.words, self.places = torch.nn.Embedding(words, width), torch.nn.Parameter(torch.randn(length, width) * 0.02)
+        self.blocks = torch.nn.Sequential(*(Block(width, heads) for _ in range(blocks)))
+        self.norm = torch.nn.LayerNorm(width)
+        torch.nn.init.normal_(self.words.weight, std=0.02)
+
+    def forward(self, text):
+        x = self.norm(self.blocks(self.words(text) + self.places[: text.shape[1]]))
+        return x @ self.words.weight.T
+
+
+def gpt2():
+    model = Gpt2()
+    text = torch.randint(0, 50257, (2, 257))
+
+    def loss(model):
+        with torch.autocast("cuda", torch.bfloat16):
+            scores = model(text[:, :-1])
+        return F.cross_entropy(scores.float().flatten(0, 1), text[:, 1:].flatten())
+
+    steps(model, loss)
+
+
+def digest():
+    """No GPU: the import has worked."""
+    print(f"sum {torch.arange(1000).sum().item()}")
+
+
+took = []
+
+
+def main():
+    torch.backends.cudnn.deterministic = True
+    torch.backends.cudnn.benchmark = False
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    print("GUEST imported", flush=True)
+    for line in sys.stdin:
+        name = line.strip()
+        if name == "end":
+            break
+        begin = time.monotonic()
+        took.clear()
+        print(f"GUEST begin {name}")
+        with torch.device("cpu" if name == "digest" else "cuda"):
+            torch.manual_seed(1)
+            {"resnet18": resnet18, "gpt2": gpt2, "digest": digest}[name]()
+        steady = sorted(took)[len(took) // 2] if took else 0
+        print(f"GUEST done {name} {time.monotonic() - begin:.3f} {steady:.4f}", flush=True)
+    if "--files" in sys.argv:
+        files = opened | {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
+        with open("/proc/self/maps") as maps:
+            files |= {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
+        with open(sys.argv[sys.argv.index("--files") + 1], "w") as file:
+            file.write("\n".join(sorted(path for path in files if os.path.isfile(path))) + "\n")
+
+
+main()
