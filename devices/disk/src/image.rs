@@ -560,7 +560,10 @@ impl Disk {
             // The page cache splits the blocks of a device whose blocks are larger.
             self.geometry.set_logical_block(wanted);
         }
-        warn_of_other_blocks(&self.path, &self.lock.file, self.geometry.logical_block);
+        // An image that is stated to be raw is not read before its guest reads it: storage may hang.
+        if options.image_type == ImageType::Unknown {
+            warn_of_other_blocks(&self.path, &self.lock.file, self.geometry.logical_block);
+        }
         self.check_size(u64::from(self.geometry.logical_block))?;
         let Backend::Raw(file) = &self.backend else {
             return Ok(());
