@@ -9,10 +9,9 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use criterion::{Criterion, criterion_group, criterion_main};
 use remoting_opencl::{OpenClBackend, Server, driver::Api};
 use remoting_proto::{
     apis::opencl::calls::{
@@ -40,6 +39,30 @@ const BELL: Futex = Futex {
     patience: Duration::from_millis(100),
 };
 
+/// Number of rounds of a measurement, and the least time of each.
+const ROUNDS: usize = 100;
+const ROUND: Duration = Duration::from_millis(10);
+
+/// Prints how long `work` takes: the median of [`ROUNDS`], and the least.
+fn measure<T>(name: &str, mut work: impl FnMut() -> T) {
+    let mut time = |runs: u32| {
+        let start = Instant::now();
+        for _ in 0..runs {
+            black_box(work());
+        }
+        start.elapsed()
+    };
+    let mut runs = 1;
+    while time(runs) < ROUND {
+        runs *= 2;
+    }
+    let mut rounds: Vec<_> = (0..ROUNDS).map(|_| time(runs).as_nanos()).collect();
+    rounds.sort_unstable();
+    let of_one = |nanos: u128| nanos as f64 / f64::from(runs);
+    let (median, least) = (of_one(rounds[ROUNDS / 2]), of_one(rounds[0]));
+    println!("{name}: {median:.1} ns, {least:.1} ns at least");
+}
+
 fn nd_range() -> NdRange {
     NdRange {
         order: Order {
@@ -60,24 +83,22 @@ fn argument() -> SetArgument {
     }
 }
 
-fn one<C: Call>(criterion: &mut Criterion, call: &C) {
+fn one<C: Call>(call: &C) {
     let mut bytes = Vec::with_capacity(256);
-    criterion.bench_function(&format!("encode {}", C::NAME), |bencher| {
-        bencher.iter(|| {
-            bytes.clear();
-            black_box(call).put(&mut bytes);
-        });
+    measure(&format!("encode {}", C::NAME), || {
+        bytes.clear();
+        black_box(call).put(&mut bytes);
     });
-    criterion.bench_function(&format!("decode {}", C::NAME), |bencher| {
-        bencher.iter(|| Request::decode(C::OPCODE, black_box(&bytes)));
+    measure(&format!("decode {}", C::NAME), || {
+        Request::decode(C::OPCODE, black_box(&bytes))
     });
 }
 
-fn codec(criterion: &mut Criterion) {
-    one(criterion, &nd_range());
-    one(criterion, &argument());
+fn codec() {
+    one(&nd_range());
+    one(&argument());
     let of = Target::WorkGroup(KernelId(2), None);
-    one(criterion, &Info { of, parameter: 3 });
+    one(&Info { of, parameter: 3 });
 }
 
 fn header(sequence: u64) -> Header {
@@ -97,24 +118,19 @@ fn ends(slices: [Slice; 2]) -> (Sender<Slice, Futex>, Receiver<Slice, Futex>) {
     )
 }
 
-fn ring(criterion: &mut Criterion) {
+fn ring() {
     let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
     let (mut sender, mut receiver) = ends([window.calls(), window.calls()]);
     let mut bytes = Vec::new();
     nd_range().put(&mut bytes);
     let mut body = Vec::new();
-    criterion.bench_function(
-        "send and receive a kernel's enqueue, one thread",
-        |bencher| {
-            bencher.iter(|| {
-                sender
-                    .send(header(1), &bytes, || true)
-                    .expect("there is room");
-                receiver.poll(&mut body).expect("it is whole")
-            });
-        },
-    );
+    measure("send and receive a kernel's enqueue, one thread", || {
+        sender
+            .send(header(1), &bytes, || true)
+            .expect("there is room");
+        receiver.poll(&mut body).expect("it is whole")
+    });
 
     let file = mapping::create(window::SMALLEST).expect("there is memory");
     let window = Window::map(&file, window::SMALLEST, RING).expect("it is a window");
@@ -131,13 +147,11 @@ fn ring(criterion: &mut Criterion) {
                 }
             }
         });
-        criterion.bench_function("round trip of 14 bytes between two threads", |bencher| {
-            bencher.iter(|| {
-                sender
-                    .send(header(1), &[7; 14], || true)
-                    .expect("there is room");
-                while !matches!(receiver.poll(&mut body), Ok(Some(_))) {}
-            });
+        measure("round trip of 14 bytes between two threads", || {
+            sender
+                .send(header(1), &[7; 14], || true)
+                .expect("there is room");
+            while !matches!(receiver.poll(&mut body), Ok(Some(_))) {}
         });
         over.store(true, Ordering::Relaxed);
     });
@@ -203,7 +217,7 @@ impl Client {
 
 /// The work of both sides for a kernel that is waited for, in one thread: a round trip without the
 /// communication between two processors.
-fn worker(criterion: &mut Criterion) {
+fn worker() {
     let mut client = Client::new();
     let nothing = Flags::default();
     let (context, queue) = (ContextId(0), QueueId(1));
@@ -251,20 +265,19 @@ fn worker(criterion: &mut Criterion) {
     client.send(&kernel, Flags::ANSWER);
     client.serve();
     client.answer();
-    criterion.bench_function("a kernel's enqueue, both sides' work", |bencher| {
-        bencher.iter(|| {
-            client.send(&kernel, nothing);
-            client.serve();
-        });
+    measure("a kernel's enqueue, both sides' work", || {
+        client.send(&kernel, nothing);
+        client.serve();
     });
-    criterion.bench_function("finish, both sides' work", |bencher| {
-        bencher.iter(|| {
-            client.send(&finish, Flags::ANSWER);
-            client.serve();
-            client.answer();
-        });
+    measure("finish, both sides' work", || {
+        client.send(&finish, Flags::ANSWER);
+        client.serve();
+        client.answer();
     });
 }
 
-criterion_group!(benches, codec, ring, worker);
-criterion_main!(benches);
+fn main() {
+    codec();
+    ring();
+    worker();
+}
