@@ -10,9 +10,10 @@ use remoting_proto::{
     apis::{self, opencl::calls::Request},
     wire::{Header, frame::LARGEST, hello::Hello},
 };
-use remoting_transport::{mapping, 
+use remoting_transport::{
     bell::Futex,
     endpoint::Receiver,
+    mapping,
     ring::{Consumer, Producer},
     window::{self, Window},
 };

@@ -13,23 +13,24 @@ use std::{
 };
 
 use gantry_fuzz::input::Input;
-use remoting_opencl::{OpenClBackend, Server, driver::Api};
-use remoting_session::{
-        quota::Quota,
-        server::{Nudge, Tuning},
-    };
 use libfuzzer_sys::fuzz_target;
+use remoting_opencl::{OpenClBackend, Server, driver::Api};
 use remoting_proto::{
     apis::opencl::OpenCl,
     wire::{Flags, Header},
+};
+use remoting_session::{
+    quota::Quota,
+    server::{Nudge, Tuning},
 };
 use remoting_stream::{
     bridge::Bridge,
     channel::{Channel, Socket},
     frame::{BATCH, DATA},
 };
-use remoting_transport::{mapping, 
+use remoting_transport::{
     bell::Futex,
+    mapping,
     port_bell::Waker,
     window::{self, Window},
 };

@@ -11,17 +11,18 @@ use std::{
 };
 
 use gantry_fuzz::input::Input;
-use remoting_opencl::{OpenClBackend, Server, driver::Api};
-use remoting_session::{
-        drain::{Cpu, Drained},
-        quota::Quota,
-        server::{Nudge, Tuning},
-    };
 use libfuzzer_sys::fuzz_target;
+use remoting_opencl::{OpenClBackend, Server, driver::Api};
 use remoting_proto::wire::{Flags, Header};
-use remoting_transport::{mapping, 
+use remoting_session::{
+    drain::{Cpu, Drained},
+    quota::Quota,
+    server::{Nudge, Tuning},
+};
+use remoting_transport::{
     bell::Futex,
     endpoint::Receiver,
+    mapping,
     port_bell::Waker,
     ring::{Consumer, Producer},
     window::{self, Window},

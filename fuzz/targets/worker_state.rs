@@ -8,16 +8,17 @@ use std::{
     time::Duration,
 };
 
+use libfuzzer_sys::fuzz_target;
 use remoting_opencl::{OpenClBackend, Server, driver::Api};
 use remoting_session::{
-        backend::Backend,
-        checkpoint, image,
-        quota::Quota,
-        server::{Nudge, Tuning},
-    };
-use libfuzzer_sys::fuzz_target;
-use remoting_transport::{mapping, 
+    backend::Backend,
+    checkpoint, image,
+    quota::Quota,
+    server::{Nudge, Tuning},
+};
+use remoting_transport::{
     bell::Futex,
+    mapping,
     port_bell::Waker,
     window::{self, Window},
 };
