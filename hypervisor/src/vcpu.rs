@@ -401,12 +401,14 @@ impl Vcpu {
             region: whole.as_fam_struct_ref().xsave.region,
             ..Default::default()
         };
-        Ok((xsave, whole.as_slice().to_vec()))
+        // Nothing that the guest does not use: another host may have less room.
+        Ok((xsave, without_zeroes(whole.as_slice()).to_vec()))
     }
 
     /// Sets a saved vector state, which is untrusted; KVM checks its content.
     fn set_vector_state(&self, state: &VcpuState) -> Result<()> {
-        let saved = state.xsave_rest.len();
+        let rest = without_zeroes(&state.xsave_rest);
+        let saved = rest.len();
         if saved > self.xsave_rest {
             let bytes = |words: usize| size_of::<kvm_xsave>() + words * size_of::<u32>();
             return Err(Error::VectorState {
@@ -420,7 +422,7 @@ impl Vcpu {
             unsafe { self.fd.set_xsave(&state.xsave) }
         } else {
             let mut whole = self.vector_buffer()?;
-            whole.as_mut_slice()[..saved].copy_from_slice(&state.xsave_rest);
+            whole.as_mut_slice()[..saved].copy_from_slice(rest);
             // SAFETY: the length stays as it is.
             unsafe { whole.as_mut_fam_struct() }.xsave.region = state.xsave.region;
             // SAFETY: the buffer has the size that KVM gave for this VM.
@@ -567,6 +569,12 @@ pub fn install_kick_handler() -> Result<()> {
     extern "C" fn ignore(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {}
     vmm_sys_util::signal::register_signal_handler(kick_signal(), ignore)
         .map_err(Error::ioctl("have its threads signalled"))
+}
+
+/// The words up to the last one that is not zero.
+fn without_zeroes(words: &[u32]) -> &[u32] {
+    let last = words.iter().rposition(|word| *word != 0);
+    &words[..last.map_or(0, |last| last + 1)]
 }
 
 /// The entries that KVM filled in. Kernels before 6.3 leave the requested number of entries

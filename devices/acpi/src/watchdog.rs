@@ -134,10 +134,12 @@ impl Watchdog {
         }
     }
 
-    /// Stops its time, because the machine is paused.
+    /// Stops its time, because the machine is paused. At least the minimum is left when it goes on:
+    /// a time that ended at this moment must not reset the machine then, nor each of its copies.
     pub fn pause(&self) {
         let mut state = self.lock();
-        let left = state.left();
+        let minimum = Duration::from_millis(u64::from(MIN_COUNT) * u64::from(PERIOD_MS));
+        let left = state.left().map(|left| left.max(minimum));
         state.set_left(left);
         state.held = true;
         self.timer.set(None);
@@ -157,6 +159,11 @@ impl Watchdog {
     /// reset: once for each time that the guest was late.
     pub fn take_expiry(&self) -> bool {
         let mut state = self.lock();
+        if state.held {
+            // It was paused in the meantime.
+            self.timer.set(None);
+            return false;
+        }
         // The guest may have begun the time anew since.
         let left = state.left();
         let expired = left == Some(Duration::ZERO);
@@ -322,7 +329,7 @@ mod tests {
         let watchdog = running(&timer, Duration::from_millis(300));
         watchdog.pause();
         let state = watchdog.save();
-        assert!(state.left_ms <= Some(300), "{state:?}");
+        assert_eq!(state.left_ms, Some(1000));
         assert!(!ends(&timer, Duration::from_millis(400)));
         assert!(!watchdog.take_expiry());
         assert_eq!(watchdog.save(), state);

@@ -720,7 +720,12 @@ impl Disk {
             source,
         };
         match &self.backend {
-            Backend::Qcow2(image) => image.grow(size).map_err(inspect)?,
+            Backend::Qcow2(image) => {
+                if let Some(reason) = image.fixed() {
+                    return Err(refuse(reason));
+                }
+                image.grow(size).map_err(inspect)?;
+            }
             Backend::Raw(file) if !self.block_device => file.set_len(size).map_err(inspect)?,
             Backend::Raw(file) => {
                 let mut file = file.try_clone().map_err(inspect)?;

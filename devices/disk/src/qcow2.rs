@@ -26,6 +26,9 @@ use super::{
 /// The storage type for the library.
 type ImageFile = imago::file::File;
 
+/// Offset of the number of internal snapshots in the header (QEMU's docs/interop/qcow2.rst).
+const SNAPSHOTS: u64 = 60;
+
 /// Maximum length of a chain of backing files, which might be a loop.
 const MAX_BACKING_DEPTH: u32 = 32;
 
@@ -38,7 +41,8 @@ pub struct Qcow2Image {
     access: RwLock<FormatAccess<ImageFile>>,
     /// The image's file.
     file: File,
-    has_backing: bool,
+    /// Why the disk cannot grow while it is in use, if it cannot.
+    fixed: Option<&'static str>,
 }
 
 impl Qcow2Image {
@@ -97,11 +101,23 @@ impl Qcow2Image {
             }),
         };
         opened.map_err(inspect("open the backing file of"))?;
-        let has_backing = image.implicit_backing_file().is_some();
+        let mut snapshots = [0; 4];
+        buffered
+            .read_exact_at(&mut snapshots, SNAPSHOTS)
+            .map_err(inspect("read the header of"))?;
+        let fixed = if image.implicit_backing_file().is_some() {
+            // What that has beyond the disk's old end would appear.
+            Some("it has a backing file; `qemu-img resize` does it while the VM is switched off")
+        } else if snapshots != [0; 4] {
+            // What they have left beyond the disk's old end would appear.
+            Some("it has internal snapshots; `qemu-img snapshot -d` deletes them")
+        } else {
+            None
+        };
         Ok(Self {
             access: RwLock::new(FormatAccess::new(image)),
             file: kept,
-            has_backing,
+            fixed,
         })
     }
 
@@ -110,18 +126,18 @@ impl Qcow2Image {
         self.access.read_unpoisoned().size()
     }
 
-    /// Grows the disk to `size` bytes while it is in use. The new part reads as zeroes, and the new
-    /// size is on stable storage at the end.
+    /// Why the disk cannot grow while it is in use, if it cannot.
+    pub fn fixed(&self) -> Option<&'static str> {
+        self.fixed
+    }
+
+    /// Grows the disk to `size` bytes while it is in use, unless it is [fixed](Self::fixed). Only the
+    /// first table of the image is written, whatever the size. The guest's next flush makes the new
+    /// size stable.
     pub fn grow(&self, size: u64) -> io::Result<()> {
         let access = self.access.read_unpoisoned();
-        let new_part = match self.has_backing {
-            // A backing file may be longer than the disk was.
-            true => PreallocateMode::Zero,
-            false => PreallocateMode::None,
-        };
-        access.resize_grow(size, new_part)?;
-        access.flush()?;
-        access.sync()
+        access.resize_grow(size, PreallocateMode::None)?;
+        access.flush()
     }
 
     fn read(&self, io: &mut Io) -> io::Result<()> {

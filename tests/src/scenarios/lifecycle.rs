@@ -237,8 +237,12 @@ fn events(context: &Context) -> Result<()> {
     guest.run("insmod /modules/pvpanic.ko && insmod /modules/pvpanic-pci.ko")?;
     guest.send("echo c > /proc/sysrq-trigger")?;
     let deadline = Instant::now() + PATIENCE;
-    while !std::fs::read_to_string(&path)?.contains("\"panic\"") {
-        ensure!(Instant::now() < deadline, "no panic was reported");
+    let is_there = |events: &str| events.contains("\"panic\"") && events.contains("\"reset\"");
+    while !is_there(&std::fs::read_to_string(&path)?) {
+        ensure!(
+            Instant::now() < deadline,
+            "no panic and reset were reported"
+        );
         std::thread::sleep(Duration::from_millis(50));
     }
     gantry.act("vm.delete")?;

@@ -210,6 +210,12 @@ impl VmConfig {
             segment.validate(segments)
         })?;
         each("numa", self.numa.as_deref(), |node| node.validate(self))?;
+        if self.pvpanic && self.iommu_segments().contains(&0) {
+            let with = "the panic device, which is in segment 0";
+            let advice = "name other segments, or leave pvpanic out";
+            let problem = Problem::Conflict { with, advice };
+            return Err(problem.at("platform.iommu_segments"));
+        }
         if self.watchdog && self.accel_server.is_some() {
             let with = "accel_server: a guest that serves others is stopped meanwhile";
             let advice = "leave one of them out";

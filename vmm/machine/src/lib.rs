@@ -294,10 +294,10 @@ impl Machine {
     /// Stops vCPUs, before [`Machine::pause`] or the end of the machine: nothing starts new requests to devices.
     /// Resets that the guest has requested are completed, which takes a few seconds at most for each.
     pub fn stop(&mut self) {
-        self.cpus.pause();
         if let Some(watchdog) = self.platform.watchdog() {
             watchdog.pause();
         }
+        self.cpus.pause();
         self.consoles.stop();
         self.devices.finish_resets();
     }

@@ -63,40 +63,55 @@ fn qcow2_images_keep_what_the_guest_writes() {
 #[test]
 fn a_qcow2_image_grows_while_it_is_in_use_and_what_is_new_is_zero() {
     let image = Image::qcow2(1 << 20);
+    {
+        let mut rig = Rig::new(image.options());
+        rig.fill(DATA, &pattern(8));
+        assert_eq!(rig.request(OUT, 2040, (DATA, 4096, 0)).0, 0);
+        rig.blk.handle().resize(1 << 40).unwrap();
+        assert_eq!(rig.blk.handle().size(), 1 << 40);
+        for sector in [2048, 4000, (1 << 31) - 8] {
+            assert_eq!(rig.request(IN, sector, (DATA, 4096, WRITE)).0, 0);
+            assert_eq!(rig.bytes(DATA, 4096), [0; 4096], "{sector}");
+        }
+        rig.fill(DATA, &pattern(8));
+        assert_eq!(rig.request(OUT, (1 << 31) - 8, (DATA, 4096, 0)).0, 0);
+        // As after kill -9: nothing more is written.
+        let copy = image.path.with_file_name("copy.img");
+        fs::copy(&image.path, &copy).unwrap();
+        let mut copied = image.options();
+        copied.disk.path = copy;
+        assert_eq!(new_blk(copied).unwrap().handle().size(), 1 << 40);
+        rig.blk.handle().resize(1 << 20).unwrap_err();
+    }
+    let mut rig = Rig::new(image.options());
+    assert_eq!(rig.blk.handle().size(), 1 << 40);
+    for sector in [2040, (1 << 31) - 8] {
+        assert_eq!(rig.request(IN, sector, (DATA, 4096, WRITE)).0, 0);
+        assert_eq!(rig.bytes(DATA, 4096), pattern(8), "{sector}");
+    }
+}
+
+#[test]
+fn a_qcow2_image_whose_new_part_might_not_be_zero_stays_as_it_is() {
+    let image = Image::qcow2(1 << 20);
     let base = image.path.with_file_name("base.img");
-    // Longer than the disk, which must not show what is beyond.
     fs::write(&base, pattern(8192)).unwrap();
-    for backing in [None, Some((&*base, "raw"))] {
-        make_qcow2(&image.path, 1 << 20, backing);
+    let refused = |image: &Image, words: &str| {
         let mut options = image.options();
         options.disk.backing_files = true;
-        {
-            let mut rig = Rig::new(options.clone());
-            rig.fill(DATA, &pattern(8));
-            assert_eq!(rig.request(OUT, 2040, (DATA, 4096, 0)).0, 0);
-            rig.blk.handle().resize(1 << 36).unwrap();
-            assert_eq!(rig.blk.handle().size(), 1 << 36);
-            for sector in [2048, 4000, (1 << 27) - 8] {
-                assert_eq!(rig.request(IN, sector, (DATA, 4096, WRITE)).0, 0);
-                assert_eq!(rig.bytes(DATA, 4096), [0; 4096], "{sector}");
-            }
-            rig.fill(DATA, &pattern(8));
-            assert_eq!(rig.request(OUT, (1 << 27) - 8, (DATA, 4096, 0)).0, 0);
-            // As after kill -9: nothing more is written.
-            let copy = image.path.with_file_name("copy.img");
-            fs::copy(&image.path, &copy).unwrap();
-            let mut copied = options.clone();
-            copied.disk.path = copy;
-            assert_eq!(new_blk(copied).unwrap().handle().size(), 1 << 36);
-            rig.blk.handle().resize(1 << 20).unwrap_err();
-        }
-        let mut rig = Rig::new(options);
-        assert_eq!(rig.blk.handle().size(), 1 << 36);
-        for sector in [2040, (1 << 27) - 8] {
-            assert_eq!(rig.request(IN, sector, (DATA, 4096, WRITE)).0, 0);
-            assert_eq!(rig.bytes(DATA, 4096), pattern(8), "{sector}");
-        }
-    }
+        let blk = new_blk(options).unwrap();
+        let before = image.content();
+        let error = blk.handle().resize(2 << 20).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+        assert_eq!(image.content(), before);
+    };
+    make_qcow2(&image.path, 1 << 20, Some((&base, "raw")));
+    refused(&image, "it has a backing file");
+    let image = Image::qcow2(1 << 20);
+    // One internal snapshot, by the header.
+    let file = File::options().write(true).open(&image.path).unwrap();
+    file.write_all_at(&1_u32.to_be_bytes(), 60).unwrap();
+    refused(&image, "it has internal snapshots");
 }
 
 #[test]
