@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let join = Join {
         name: name.clone(),
         weight: weight.parse()?,
+        sliced: false,
     };
     let steps = steps.parse()?;
     let mut member = Member::join(socket.into(), &join)?;

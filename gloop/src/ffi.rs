@@ -282,6 +282,7 @@ pub unsafe extern "C" fn gloop_join(
     let join = Join {
         name: client.to_string_lossy().into_owned(),
         weight,
+        sliced: false,
     };
     let socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));
     object(Member::join(socket, &join))

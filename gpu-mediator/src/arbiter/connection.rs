@@ -17,7 +17,8 @@ use remoting_transport::{
 };
 use remoting_turns::{
     message::{self, JOIN, Join, Refused, Word},
-    page::{Account, Grant, Page, claim},
+    page::{Account, Grant, Mode, Page, claim},
+    presence::Presence,
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
@@ -306,6 +307,65 @@ impl Worker {
         match Moment::from_nanos(nanos(&account.away_since)) {
             since if since > now => (now, Expected::default()),
             since => (since, expected),
+        }
+    }
+
+    /// Tells the worker how the device is shared from now on. It has no turn then.
+    pub fn share(&self, mode: Mode) {
+        let grant = &self.grant;
+        self.account.claim.store(claim::NONE, Ordering::SeqCst);
+        grant.contended.store(0, Ordering::Relaxed);
+        grant.stopped_until.store(0, Ordering::Relaxed);
+        grant.mode.store(mode.0, Ordering::Release);
+        self.wake();
+    }
+
+    /// How the worker was told that the device is shared.
+    pub fn mode(&self) -> Mode {
+        self.grant.mode()
+    }
+
+    /// The length of its time slices that it was told; `None` before the first time.
+    pub fn time_slice(&self) -> Option<Duration> {
+        let micros = self.grant.time_slice.load(Ordering::Relaxed);
+        (micros != 0).then(|| Duration::from_micros(micros.into()))
+    }
+
+    /// Tells the worker how long its time slices are.
+    pub fn set_time_slice(&self, slice: Duration) {
+        let micros = u32::try_from(slice.as_micros()).unwrap_or(u32::MAX);
+        self.grant.time_slice.store(micros, Ordering::Relaxed);
+        self.wake();
+    }
+
+    /// Tells the worker to keep off the device until then, or to go on.
+    pub fn stop_until(&self, until: Option<Moment>) {
+        let nanos = until.map_or(0, Moment::nanos);
+        let before = self.grant.stopped_until.swap(nanos, Ordering::Release);
+        if (before == 0) != (nanos == 0) {
+            self.wake();
+        }
+    }
+
+    /// Whether the worker was told to keep off the device.
+    pub fn is_told_to_stop(&self) -> bool {
+        self.grant.stopped_until.load(Ordering::Relaxed) != 0
+    }
+
+    /// Has the worker look at its grant.
+    fn wake(&self) {
+        // As in `give`.
+        let _ = Word::say(Word::Pause, &*self.stream);
+    }
+
+    /// For how long it has had work, as reported by the worker.
+    pub fn presence(&self) -> Presence {
+        let nanos = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        let account = &self.account;
+        Presence {
+            before: Duration::from_nanos(nanos(&account.present)),
+            since: Moment::from_nanos(nanos(&account.present_since)),
+            until: Moment::from_nanos(nanos(&account.present_until)),
         }
     }
 

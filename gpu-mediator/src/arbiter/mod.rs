@@ -9,11 +9,16 @@
 //! itself. Its name and weight also come from its pool, which received them before any application code ran in the
 //! worker, so a compromised worker cannot change them.
 //!
+//! With the policy `ledger`, as long as all workers can set their time slices, nobody takes turns: [`slicing`] tells each
+//! worker how long its slices are, and stops those that have overdrawn. Workers report what they have used, so clients must
+//! trust each other ([`ledger`](crate::policy::ledger)).
+//!
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`show`]: the status for readers.
 
 pub mod connection;
 mod show;
+mod slicing;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -31,6 +36,7 @@ use base::{limits::Limit, poll};
 use connection::{Newcomer, Worker};
 use remoting_transport::closer::Closer;
 use remoting_turns::message::Word;
+use slicing::{Reported, Slicing};
 
 use crate::{
     Expected, Moment, Slice,
@@ -103,6 +109,9 @@ struct Vm {
     calls: u64,
     synchronous_calls: u64,
     killed: u64,
+    /// The device time that it was charged for in time slices, and the time for which it waited meanwhile.
+    sliced: Duration,
+    delayed: Duration,
 }
 
 /// A worker, and its client.
@@ -120,6 +129,11 @@ struct Member {
     over: Option<Over>,
     /// Whether it was killed but has not ended yet.
     dying: bool,
+    /// Whether it can set its time slices, and what was read of its reports on them.
+    sliced: bool,
+    reported: Reported,
+    /// For how long it has not stopped although it was told to, since it last did.
+    disobeyed: Duration,
 }
 
 /// A turn that is over.
@@ -178,6 +192,7 @@ pub struct Arbiter {
     /// Until when no connection is accepted, since accepting has just failed for lack of descriptors.
     deaf: Option<Moment>,
     closer: Closer,
+    slicing: Slicing,
 }
 
 /// Opens a socket that only this user can reach.
@@ -217,6 +232,7 @@ impl Arbiter {
             ask: None,
             deaf: None,
             closer: Closer::default(),
+            slicing: Slicing::default(),
         })
     }
 
@@ -254,6 +270,7 @@ impl Arbiter {
         for id in ids {
             self.hear(id, &ready);
         }
+        self.share_by_slices(Moment::now());
         self.enforce(Moment::now());
         self.stop_overdue(Moment::now());
         self.let_go(Moment::now());
@@ -296,7 +313,8 @@ impl Arbiter {
         let tick = (self.limit.is_some() && self.is_used()).then_some(TICK);
         let newcomers = self.newcomers.iter().map(Newcomer::since).min();
         let silent = newcomers.map(|since| left(since + INTRODUCTION));
-        let times = [ask, pause, overdue, deaf, tick, silent, patience];
+        let review = self.slicing.next().map(left);
+        let times = [ask, pause, overdue, deaf, tick, silent, review, patience];
         let patience = times.into_iter().flatten().min();
         poll::poll(&mut polled, patience)?;
         let ready = polled.into_iter().filter(|entry| entry.revents != 0);
@@ -420,7 +438,13 @@ impl Arbiter {
             behind: Moment::now(),
             over: None,
             dying: false,
+            sliced: join.sliced,
+            reported: Reported::default(),
+            disobeyed: Duration::ZERO,
         };
+        if self.slicing.is_on() && member.sliced {
+            member.worker.share(self.slicing.mode());
+        }
         self.members.insert(self.next.1, member);
         Ok(())
     }
@@ -452,6 +476,8 @@ impl Arbiter {
             calls: 0,
             synchronous_calls: 0,
             killed: 0,
+            sliced: Duration::ZERO,
+            delayed: Duration::ZERO,
         };
         self.vms.insert(id, vm);
         id
@@ -499,6 +525,10 @@ impl Arbiter {
     }
 
     fn obey(&mut self, id: u64, word: Word) {
+        if self.slicing.is_on() {
+            // Said before the worker knew.
+            return;
+        }
         let has = self.turn.is_some_and(|turn| turn.member == id);
         match word {
             Word::Want if !has => self.want(id),

@@ -11,6 +11,7 @@ use crate::{
 impl Arbiter {
     /// Sends the status to one reader.
     pub(super) fn show(&mut self) {
+        self.review_now();
         if let Some(stream) = self.accept_at(|arbiter| &arbiter.readers) {
             // A reader that has disconnected does not need it.
             let _ = self.status(Moment::now()).send(&stream);
@@ -38,8 +39,9 @@ impl Arbiter {
                 name: vm.name.clone(),
                 weight: vm.weight.get(),
                 workers: vm.workers,
-                device_time: (figures.device_time.as_nanos() as u64).saturating_add(running),
-                queueing_time: figures.queueing_time.as_nanos() as u64,
+                device_time: ((figures.device_time + vm.sliced).as_nanos() as u64)
+                    .saturating_add(running),
+                queueing_time: (figures.queueing_time + vm.delayed).as_nanos() as u64,
                 turns: figures.turns,
                 calls: vm
                     .calls

@@ -15,6 +15,7 @@ use remoting_turns::{
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::*;
+use crate::policy::ledger::FIRST_SLICE;
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -71,6 +72,7 @@ impl Arranged {
         let join = Join {
             name: name.to_owned(),
             weight: 1,
+            sliced: false,
         };
         self.connect(path, &join.to_bytes());
     }
@@ -436,6 +438,7 @@ fn a_flood_of_connections_of_one_process_is_one_newcomer() {
     let join = Join {
         name: "client".to_owned(),
         weight: 1,
+        sliced: false,
     };
     last.write_all(&join.to_bytes()).unwrap();
     arranged.workers.push((last, process));
@@ -532,4 +535,170 @@ fn a_turn_for_one_request_is_not_stopped() {
     assert_eq!(turn.stop, Stop::Never);
     arranged.arbiter.stop_overdue(turn.due + SECOND);
     assert_eq!(arranged.arbiter.turn.unwrap().stop, Stop::Never);
+}
+
+/// An arbiter with the policy `ledger`, and workers of these weights, each of which has a context on one GPU.
+fn arrange_slices(test: &str, weights: &[u32]) -> Arranged {
+    let mut arranged = arrange(test, &[]);
+    arranged.arbiter.policy = Name::Ledger;
+    let path = arranged.folder.join("socket");
+    for (index, weight) in weights.iter().enumerate() {
+        let join = Join {
+            name: index.to_string(),
+            weight: *weight,
+            sliced: true,
+        };
+        arranged.connect(&path, &join.to_bytes());
+    }
+    arranged.arbiter.share_by_slices(Moment::now());
+    for member in arranged.arbiter.members.values() {
+        member.worker.account().gpus.store(1, Ordering::Relaxed);
+    }
+    arranged
+}
+
+/// Has each worker report that it has had work all the time, and used the device for this part of 4 ms; those that are told
+/// to stop do so.
+fn report(arranged: &Arranged, uses: &[f64], now: Moment) {
+    for (member, part) in arranged.arbiter.members.values().zip(uses) {
+        let account = member.worker.account();
+        let stopped = member.worker.is_told_to_stop();
+        account.stopped.store(stopped.into(), Ordering::Relaxed);
+        account.present_until.store(u64::MAX, Ordering::Relaxed);
+        let since = &account.present_since;
+        if since.load(Ordering::Relaxed) == 0 {
+            since.store(now.nanos(), Ordering::Relaxed);
+        }
+        if !stopped {
+            let used = (part * 4e6) as u64;
+            account.measured.fetch_add(used, Ordering::Relaxed);
+            account.completions.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+#[test]
+fn all_share_by_slices_as_long_as_all_can() {
+    let mut arranged = arrange_slices("sliced", &[1, 1]);
+    assert!(arranged.arbiter.slicing.is_on());
+    // Words from before the worker knew mean nothing.
+    arranged.arbiter.obey(1, Word::Want);
+    arranged.arbiter.dispatch();
+    assert!(arranged.arbiter.turn.is_none());
+    let path = arranged.folder.join("socket");
+    arranged.join(&path, "cannot");
+    arranged.arbiter.share_by_slices(Moment::now());
+    assert!(!arranged.arbiter.slicing.is_on());
+    let modes = |arranged: &Arranged| -> Vec<_> {
+        let members = arranged.arbiter.members.values();
+        members
+            .map(|member| member.worker.mode().is_slices())
+            .collect()
+    };
+    assert_eq!(modes(&arranged), [false; 3]);
+    arranged.turn(1);
+    arranged.arbiter.leave(3);
+    arranged.arbiter.share_by_slices(Moment::now());
+    assert!(arranged.arbiter.slicing.is_on() && arranged.arbiter.turn.is_none());
+}
+
+#[test]
+fn who_overdraws_is_stopped_and_goes_on_when_the_owed_leaves() {
+    let mut arranged = arrange_slices("overdrawn", &[1, 3]);
+    let mut now = Moment::now();
+    let told = |arranged: &Arranged| arranged.arbiter.members[&1].worker.is_told_to_stop();
+    for _ in 0..200 {
+        report(&arranged, &[0.5, 0.3], now);
+        now += Duration::from_millis(4);
+        arranged.arbiter.share_by_slices(now);
+        if told(&arranged) {
+            break;
+        }
+    }
+    assert!(told(&arranged));
+    let slices = [1, 2].map(|id| arranged.arbiter.members[&id].worker.time_slice());
+    assert!(slices[0] < slices[1], "{slices:?}");
+    arranged.arbiter.leave(2);
+    arranged
+        .arbiter
+        .share_by_slices(now + Duration::from_millis(4));
+    assert!(!told(&arranged));
+}
+
+#[test]
+fn clients_on_different_gpus_do_not_disturb_each_other() {
+    let mut arranged = arrange_slices("gpus", &[1, 3]);
+    let account = arranged.arbiter.members[&2].worker.account();
+    account.gpus.store(2, Ordering::Relaxed);
+    let mut now = Moment::now();
+    for _ in 0..200 {
+        report(&arranged, &[1.0, 1.0], now);
+        now += Duration::from_millis(20);
+        arranged.arbiter.share_by_slices(now);
+    }
+    for member in arranged.arbiter.members.values() {
+        let slice = member.worker.time_slice().unwrap();
+        assert!(slice.abs_diff(FIRST_SLICE) < FIRST_SLICE / 10, "{slice:?}");
+        assert!(!member.worker.is_told_to_stop());
+    }
+}
+
+#[test]
+fn who_does_not_stop_is_ended() {
+    let mut arranged = arrange_slices("disobeys", &[1, 3]);
+    let mut now = Moment::now();
+    for _ in 0..2000 {
+        report(&arranged, &[0.5, 0.3], now);
+        let account = arranged.arbiter.members[&1].worker.account();
+        account.stopped.store(0, Ordering::Relaxed);
+        account.measured.fetch_add(2_000_000, Ordering::Relaxed);
+        now += Duration::from_millis(4);
+        arranged.arbiter.share_by_slices(now);
+    }
+    assert_eq!(arranged.killed(), [1]);
+}
+
+#[test]
+fn a_first_worker_that_cannot_set_its_slices_takes_turns() {
+    let mut arranged = arrange("first", &[]);
+    arranged.arbiter.policy = Name::Ledger;
+    arranged.arbiter.share_by_slices(Moment::now());
+    let path = arranged.folder.join("socket");
+    arranged.join(&path, "cannot");
+    arranged.arbiter.share_by_slices(Moment::now());
+    assert!(!arranged.arbiter.members[&1].worker.mode().is_slices());
+}
+
+#[test]
+fn a_turn_that_nobody_uses_ends_when_slices_begin() {
+    let mut arranged = arrange_slices("parked", &[1]);
+    let path = arranged.folder.join("socket");
+    arranged.join(&path, "cannot");
+    arranged.arbiter.share_by_slices(Moment::now());
+    arranged.turn(1);
+    let claim = |arranged: &Arranged| {
+        let account = arranged.arbiter.members[&1].worker.account();
+        account.claim.load(Ordering::Relaxed)
+    };
+    let account = arranged.arbiter.members[&1].worker.account();
+    account.claim.store(claim::IDLE, Ordering::Relaxed);
+    let before = arranged.arbiter.members[&1].worker.mode();
+    arranged.arbiter.leave(2);
+    arranged.arbiter.share_by_slices(Moment::now());
+    assert_eq!(claim(&arranged), claim::NONE);
+    // Back to turns at once: the worker sees that there was a change.
+    arranged.join(&path, "cannot either");
+    arranged.arbiter.share_by_slices(Moment::now());
+    let after = arranged.arbiter.members[&1].worker.mode();
+    assert!(!after.is_slices() && after != before);
+    assert!(arranged.arbiter.turn.is_none());
+}
+
+#[test]
+fn a_worker_on_several_gpus_has_all_take_turns() {
+    let mut arranged = arrange_slices("both", &[1, 3]);
+    let account = arranged.arbiter.members[&2].worker.account();
+    account.gpus.store(3, Ordering::Relaxed);
+    arranged.arbiter.share_by_slices(Moment::now());
+    assert!(!arranged.arbiter.slicing.is_on());
 }

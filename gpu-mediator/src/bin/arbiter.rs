@@ -24,7 +24,8 @@ struct Arguments {
     /// Path of the socket for the workers' pools; its status is at PATH.status.
     #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
     socket: PathBuf,
-    /// Policy by which clients get the device: fifo, credit, band, fair or fair-preemptive.
+    /// Policy by which clients get the device: in turns by fair, band, fair-preemptive, credit or fifo; or by ledger, which sets
+    /// the GPU's time slices where all workers can, for clients that trust each other, and gives turns as fair otherwise.
     #[arg(long, default_value = "fair", value_name = "NAME")]
     policy: Name,
     /// Maximum time in milliseconds for which one request may have the device; a worker that

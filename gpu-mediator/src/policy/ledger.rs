@@ -7,41 +7,67 @@
 //!
 //! - Due: while several clients have work, time is divided among them by weight. A client that waits for its results
 //!   and is usually back within half a millisecond counts as having work meanwhile; otherwise waiting would cost it
-//!   its share.
+//!   its share ([`Presence`](remoting_turns::presence::Presence)).
+//! - Use: as reported, but together the time for which somebody had work. A part that nobody accounts for is charged by
+//!   what each is due, up to a bound. More is charged to those whose kernels are too long to be measured, else to all who
+//!   had work, by their slices. Reports of more than there was are scaled down.
 //! - Credit: what it was due, less what it has used, within bounds, so that neither a debt nor a claim lasts.
 //! - Every 40 ms, slices follow the ratio of due and use, and the credit. Their sum stays about 2 ms per client, which
 //!   bounds how long each waits.
-//! - A client that overdraws with the least slice is stopped until it is level, while another one is owed time.
+//! - A client that overdraws with the least slice is stopped until it is level, while another one is owed time, but
+//!   never for longer than [`LONGEST_STOP`]. Debts that could not be paid within that are forgiven, so weights of more
+//!   than about 1 to 60 are not held exactly.
 //!
-//! What is not handled yet: an owed client that has work, but cannot use the device (it waits for a word or a function of
-//! its program), keeps others stopped, so that the device idles. A debt is in time of the device: 80 ms of it at weights of
-//! 1 to 99 are a stop of up to eight seconds. A stop that ended by itself is not known here. Nothing but the simulator uses this.
+//! - If the owed completes nothing during a stop, because it waits for something else than the device, it loses its credit,
+//!   and nobody is stopped for it until it has completed something.
 //!
-//! Each command costs a call of the driver that takes its locks. Slices that are nearly right are therefore left alone.
+//! Reports decide: a client that hides its use, as by a kernel whose length changes from call to call, gets more than its
+//! part of the time.
+//!
+//! Each command costs a call of the driver that takes its locks. Slices that are nearly right are therefore left alone,
+//! and after a stop there is none for twenty times as long as the calls for the last one took.
 
 use std::{collections::BTreeMap, time::Duration};
 
 use super::{ClientId, Weight};
-use crate::{Expected, Moment};
+use crate::Moment;
 
 /// How often the caller asks for commands ([`Ledger::review`]).
 pub const PERIOD: Duration = Duration::from_millis(4);
 /// The slice of a client that has just joined: the driver's own.
 pub const FIRST_SLICE: Duration = Duration::from_micros(2048);
+/// The longest stop.
+pub const LONGEST_STOP: Duration = Duration::from_millis(60);
+/// The shortest slice: with shorter ones, switching costs too much.
+pub const LEAST_SLICE: Duration = Duration::from_micros(500);
 
-/// Slices are corrected once in so many reviews.
-const CORRECTION: u32 = 10;
-/// The shortest slice, in milliseconds: with shorter ones, switching costs too much.
-const LEAST_SLICE: f64 = 0.5;
-/// The longest slice, in milliseconds.
+/// How long a client runs at least between two stops.
+const BETWEEN_STOPS: Duration = Duration::from_millis(20);
+/// A stop that the client has not confirmed for so long has ended by itself, or was not possible.
+const UNCONFIRMED: Duration = Duration::from_millis(40);
+/// Up to this part of the time, what nobody accounts for is switching between clients and pauses of the device, and is
+/// charged by what clients are due; where somebody runs a kernel that is too long to be measured, only the first part.
+const SWITCHING: f64 = 0.08;
+const PAUSES: f64 = 0.3;
+/// Use is reported when kernels have completed, so that reports are late or early by up to so many milliseconds.
+const GRANULARITY: f64 = 6.0;
+/// Stops and starts take at most one in this many parts of the time.
+const STOPPING: u32 = 20;
+/// The longest report of the time for a stop that counts.
+const LONGEST_SWITCH: Duration = Duration::from_millis(10);
+/// Use is settled once in so many reviews, and slices are corrected after so many settlements.
+const SETTLEMENT: u32 = 5;
+const CORRECTION: u32 = 2;
+/// The shortest and longest slice, in milliseconds.
+const LEAST: f64 = 0.5;
 const LONGEST_SLICE: f64 = 30.0;
 /// The sum of all slices, in milliseconds per client that has used or was due something.
 const CYCLE: f64 = 2.0;
-/// A client that is usually back within this time counts as having work.
-const PRESENT: Duration = Duration::from_micros(500);
 /// Bounds of a credit, in milliseconds.
 const MOST_CREDIT: f64 = 40.0;
 const MOST_DEBT: f64 = 80.0;
+/// The bound of a debt is not below this, so that it can be overdrawn.
+const LEAST_BOUND: f64 = 12.0;
 /// The exponent with which slices follow the ratio of due and use: below one, so that they do not oscillate.
 const GAIN: f64 = 0.35;
 /// A credit of so many milliseconds doubles a slice, if it could do so at once.
@@ -55,8 +81,8 @@ const LARGEST_STEP: f64 = 1.6;
 const GRAIN: f64 = 0.05;
 /// A smaller relative change of a slice is not worth a call.
 const WORTH: f64 = 0.05;
-/// A client with a larger debt, in milliseconds, is stopped if its slice is the least one.
-const OVERDRAWN: f64 = 6.0;
+/// A client with a larger debt, in milliseconds for each client that has work, is stopped if its slice is the least one.
+const OVERDRAWN: f64 = 1.5;
 /// A slice counts as the least one up to this multiple of it.
 const NEAR_LEAST: f64 = 1.5;
 /// Debts and credits up to this many milliseconds count as none.
@@ -73,43 +99,61 @@ pub enum Command {
     Start(ClientId),
 }
 
-/// Whether a client counts as having work.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Work {
-    Has,
-    /// It has none, and is expected back at this time at the latest.
-    ExpectedBy(Moment),
-    None,
+/// What a client reports for the time since its last report. Nothing of it is trusted beyond what the ledger says.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Report {
+    /// For how long it had work, or counted as having some.
+    pub present: Duration,
+    /// For how long its kernels have used the device, without those that are too long to be measured: as others
+    /// interrupt them, their length is not known.
+    pub used: Duration,
+    /// Whether it runs such a kernel.
+    pub long: bool,
+    /// Whether any of its requests has completed.
+    pub completed: bool,
+    /// Whether it is stopped.
+    pub stopped: bool,
+    /// How long stopping and starting it took.
+    pub switching: Duration,
 }
 
 /// Times are in milliseconds.
 #[derive(Debug)]
 struct Account {
     weight: Weight,
-    work: Work,
     slice: f64,
-    stopped: bool,
+    /// Since when it is to be stopped, and whether it has confirmed that.
+    stopped: Option<Moment>,
+    confirmed: bool,
+    /// When its last stop ended.
+    started: Option<Moment>,
+    /// Whether it has completed something since the last stop of another client began.
+    completes: bool,
+    /// Whether it had completed nothing when that stop ended, and still has not.
+    waits: bool,
     credit: f64,
     /// Since the last review.
-    due: f64,
+    present: f64,
     used: f64,
+    long: bool,
+    /// Since the last settlement: for how long it was present, and was so without being stopped; its due and reported use.
+    presence: f64,
+    running: f64,
+    due: f64,
+    measured: f64,
+    was_long: bool,
     /// Since the last correction.
     due_before: f64,
     used_before: f64,
+    /// Since [`Ledger::take_charged`].
+    charged: f64,
 }
 
 impl Account {
-    fn counts(&self, at: Moment) -> bool {
-        match self.work {
-            Work::Has => true,
-            Work::ExpectedBy(end) => end > at,
-            Work::None => false,
-        }
-    }
-
-    /// Whether it has work that the device does not do fast enough.
-    fn is_owed(&self) -> bool {
-        self.credit > LEVEL && self.work == Work::Has && !self.stopped
+    /// Whether it has work that the device does not do fast enough; `present` is the part of the last review for which it
+    /// had work.
+    fn is_owed(&self, present: f64) -> bool {
+        self.credit > LEVEL && present > 0.5 && self.stopped.is_none() && !self.waits
     }
 
     /// The slice that would suit it, whatever those of others.
@@ -117,7 +161,11 @@ impl Account {
         let ratio = (self.due_before + GRAIN) / (self.used_before + GRAIN);
         let credit = (self.credit / CREDIT_SCALE).clamp(-CREDIT_EFFECT, CREDIT_EFFECT);
         let step = (ratio.powf(GAIN) * (1.0 + credit)).clamp(SMALLEST_STEP, LARGEST_STEP);
-        (self.slice * step).clamp(LEAST_SLICE, LONGEST_SLICE)
+        (self.slice * step).clamp(LEAST, LONGEST_SLICE)
+    }
+
+    fn add(&mut self, credit: f64) {
+        self.credit = (self.credit + credit).clamp(-MOST_DEBT, MOST_CREDIT);
     }
 }
 
@@ -125,9 +173,17 @@ impl Account {
 #[derive(Debug)]
 pub struct Ledger {
     accounts: BTreeMap<ClientId, Account>,
-    /// Until when dues are distributed.
-    until: Moment,
+    /// When the last review was.
+    reviewed: Moment,
+    /// The time since the last settlement in which somebody had work, in milliseconds.
+    busy: f64,
+    /// By how much less than that time was charged than reported as used, within [`GRANULARITY`].
+    unsettled: f64,
+    /// Reviews since the last settlement, and settlements since the last correction.
     reviews: u32,
+    settlements: u32,
+    /// Until when nobody is stopped.
+    unstopped: Moment,
 }
 
 impl Ledger {
@@ -135,128 +191,253 @@ impl Ledger {
     pub fn new(now: Moment) -> Self {
         Self {
             accounts: BTreeMap::new(),
-            until: now,
+            reviewed: now,
+            busy: 0.0,
+            unsettled: 0.0,
             reviews: 0,
+            settlements: 0,
+            unstopped: now,
         }
     }
 
     /// Adds a client that has no work yet. Its slice is [`FIRST_SLICE`].
-    pub fn join(&mut self, client: ClientId, weight: Weight, now: Moment) {
-        self.distribute(now);
+    pub fn join(&mut self, client: ClientId, weight: Weight) {
         let account = Account {
             weight,
-            work: Work::None,
             slice: millis(FIRST_SLICE),
-            stopped: false,
+            stopped: None,
+            confirmed: false,
+            started: None,
+            completes: true,
+            waits: false,
             credit: 0.0,
-            due: 0.0,
+            present: 0.0,
             used: 0.0,
+            long: false,
+            presence: 0.0,
+            running: 0.0,
+            due: 0.0,
+            measured: 0.0,
+            was_long: false,
             due_before: 0.0,
             used_before: 0.0,
+            charged: 0.0,
         };
         self.accounts.insert(client, account);
     }
 
+    /// Whether the client has joined.
+    pub fn has(&self, client: ClientId) -> bool {
+        self.accounts.contains_key(&client)
+    }
+
     /// Removes a client. If it was stopped, the caller starts it.
-    pub fn leave(&mut self, client: ClientId, now: Moment) {
-        self.distribute(now);
+    pub fn leave(&mut self, client: ClientId) {
         self.accounts.remove(&client);
     }
 
-    /// The client has work from now on.
-    pub fn works(&mut self, client: ClientId, now: Moment) {
-        self.change(client, Work::Has, now);
+    /// Removes all clients but these. If one was stopped, the caller starts it.
+    pub fn retain(&mut self, which: impl Fn(ClientId) -> bool) {
+        self.accounts.retain(|client, _| which(*client));
     }
 
-    /// The client has finished all of its work, and is expected to continue as its pauses up to now tell.
-    pub fn rests(&mut self, client: ClientId, expected: Expected, now: Moment) {
-        let work = match expected.within {
-            Duration::ZERO => Work::None,
-            within if expected.usual <= PRESENT => Work::ExpectedBy(now + within),
-            _ => Work::None,
-        };
-        self.change(client, work, now);
-    }
-
-    fn change(&mut self, client: ClientId, work: Work, now: Moment) {
-        self.distribute(now);
+    /// The client reports for the time since the last review. Several reports add up.
+    pub fn report(&mut self, client: ClientId, report: Report) {
+        let pause = report.switching.min(LONGEST_SWITCH) * STOPPING;
+        self.unstopped = self.unstopped.max(self.reviewed + pause);
         if let Some(account) = self.accounts.get_mut(&client) {
-            account.work = work;
-        }
-    }
-
-    /// The client has used the device for this time since the last report, whichever: credit and slices have bounds.
-    pub fn used(&mut self, client: ClientId, time: Duration) {
-        if let Some(account) = self.accounts.get_mut(&client) {
-            account.used += millis(time);
-        }
-    }
-
-    /// Divides the time that has passed among those who had work in it.
-    fn distribute(&mut self, now: Moment) {
-        // Each round but the last passes the time at which a client no longer counts.
-        while self.until < now {
-            let from = self.until;
-            let ends = self.accounts.values().filter_map(|account| {
-                let Work::ExpectedBy(end) = account.work else {
-                    return None;
-                };
-                (end > from).then_some(end)
-            });
-            self.until = ends.min().unwrap_or(now).min(now);
-            let time = millis(self.until.since(from));
-            let present = || {
-                self.accounts
-                    .values()
-                    .filter(|account| account.counts(from))
-            };
-            let total: f64 = present().map(weight).sum();
-            let counts = self.accounts.values_mut();
-            for account in counts.filter(|account| account.counts(from)) {
-                account.due += time * weight(account) / total;
+            account.present += millis(report.present);
+            account.used += millis(report.used);
+            account.long |= report.long;
+            account.confirmed = report.stopped;
+            if report.completed {
+                (account.completes, account.waits) = (true, false);
             }
         }
     }
 
+    /// The device time that a client was charged for since this was asked last.
+    pub fn take_charged(&mut self, client: ClientId) -> Duration {
+        let account = self.accounts.get_mut(&client);
+        let charged = account.map_or(0.0, |one| std::mem::take(&mut one.charged));
+        Duration::from_secs_f64(charged / 1e3)
+    }
+
+    /// Whether the client is to be stopped.
+    pub fn is_stopped(&self, client: ClientId) -> bool {
+        let account = self.accounts.get(&client);
+        account.is_some_and(|account| account.stopped.is_some())
+    }
+
+    /// The client's slice.
+    pub fn slice(&self, client: ClientId) -> Option<Duration> {
+        let account = self.accounts.get(&client)?;
+        Some(Duration::from_secs_f64(account.slice / 1e3))
+    }
+
     /// Reviews all accounts. Returns what is to be done, in this order.
     pub fn review(&mut self, now: Moment) -> Vec<Command> {
-        self.distribute(now);
-        for account in self.accounts.values_mut() {
-            let (due, used) = (account.due, account.used);
-            (account.due, account.used) = (0.0, 0.0);
-            account.due_before += due;
-            account.used_before += used;
-            account.credit = (account.credit + due - used).clamp(-MOST_DEBT, MOST_CREDIT);
+        let period = millis(now.since(self.reviewed));
+        self.reviewed = now;
+        if period <= 0.0 {
+            return Vec::new();
+        }
+        let part = |account: &Account| (account.present / period).clamp(0.0, 1.0);
+        let present = self
+            .accounts
+            .values()
+            .map(|account| weight(account) * part(account));
+        let total: f64 = present.sum();
+        let away = self.accounts.values().map(|account| 1.0 - part(account));
+        let busy = period * (1.0 - away.product::<f64>());
+        self.busy += busy;
+        let mut owed = Vec::new();
+        for (id, account) in &mut self.accounts {
+            let part = part(account);
+            let due = match part > 0.0 {
+                true => busy * weight(account) * part / total,
+                false => 0.0,
+            };
+            let used = account.used.min(period);
+            account.presence += part * period;
+            if account.stopped.is_none() || !account.confirmed {
+                account.running += part * period;
+                account.was_long |= account.long;
+            }
+            account.due += due;
+            account.measured += used;
+            account.add(due - used);
+            (account.present, account.used, account.long) = (0.0, 0.0, false);
+            if account.is_owed(part) {
+                owed.push(*id);
+            }
+        }
+        let present = |account: &&Account| account.presence > 0.0;
+        let present = self.accounts.values().filter(present).count();
+        self.reviews += 1;
+        let settled = self.reviews >= SETTLEMENT;
+        if settled {
+            self.reviews = 0;
+            self.settle();
         }
         let mut commands = Vec::new();
-        self.stop_and_start(&mut commands);
-        self.reviews += 1;
-        if self.reviews == CORRECTION {
-            self.reviews = 0;
-            self.correct(&mut commands);
+        self.stop_and_start(&owed, OVERDRAWN * present as f64, now, &mut commands);
+        if settled {
+            self.settlements += 1;
+            if self.settlements >= CORRECTION {
+                self.settlements = 0;
+                self.correct(&mut commands);
+            }
         }
         commands
     }
 
-    fn stop_and_start(&mut self, commands: &mut Vec<Command>) {
-        let owed: Vec<ClientId> = self
-            .accounts
-            .iter()
-            .filter_map(|(id, account)| account.is_owed().then_some(*id))
-            .collect();
+    /// Charges for all the time in which somebody had work, and for no more.
+    fn settle(&mut self) {
+        let busy = std::mem::take(&mut self.busy);
+        let measured: f64 = self.accounts.values().map(|one| one.measured).sum();
+        let present = |account: &Account| account.presence > 0.0;
+        let any_long = self.accounts.values().any(|account| account.was_long);
+        let alone = self.accounts.values().filter(|one| present(one)).count() <= 1;
+        let pays = |account: &Account| match account.was_long || !any_long {
+            true => account.running * account.slice,
+            false => 0.0,
+        };
+        let unsettled = match alone {
+            true => busy - measured,
+            false => self.unsettled + busy - measured,
+        };
+        self.unsettled = match alone {
+            true => 0.0,
+            false => unsettled.clamp(-GRANULARITY, GRANULARITY),
+        };
+        let missing = unsettled - self.unsettled;
+        let usual = busy * if any_long { SWITCHING } else { PAUSES };
+        let usual = missing.clamp(0.0, usual);
+        let rest = missing.max(0.0) - usual;
+        let due: f64 = self.accounts.values().map(|one| one.due).sum();
+        let scale = match measured > 0.0 {
+            true => (1.0 + missing.min(0.0) / measured).max(0.0),
+            false => 1.0,
+        };
+        let all: f64 = self.accounts.values().map(pays).sum();
+        for account in self.accounts.values_mut() {
+            let part = |of: f64, all: f64| if all > 0.0 { of / all } else { 0.0 };
+            let surplus = rest * part(pays(account), all) + usual * part(account.due, due);
+            let used = account.measured * scale + surplus;
+            account.add(account.measured - used);
+            if alone {
+                // Whoever was alone owes nothing, and nothing is owed to it.
+                account.add(used - account.due);
+            }
+            // Pauses of a lone client are nobody's.
+            account.charged += match alone && !account.was_long {
+                true => account.measured * scale,
+                false => used,
+            };
+            account.due_before += account.due;
+            account.used_before += used;
+            (account.presence, account.running) = (0.0, 0.0);
+            (account.due, account.measured) = (0.0, 0.0);
+            account.was_long = false;
+        }
+        self.forgive();
+    }
+
+    /// Forgives debts that would take longer than a stop.
+    fn forgive(&mut self) {
+        let total: f64 = self.accounts.values().map(weight).sum();
+        for account in self.accounts.values_mut() {
+            let most = millis(LONGEST_STOP) * weight(account) / total;
+            account.credit = account.credit.max(-most.max(LEAST_BOUND));
+        }
+    }
+
+    fn stop_and_start(
+        &mut self,
+        owed: &[ClientId],
+        overdrawn: f64,
+        now: Moment,
+        commands: &mut Vec<Command>,
+    ) {
+        let stopped = |account: &Account| account.stopped.is_some();
+        let one_is_stopped = self.accounts.values().any(stopped);
+        let before = commands.len();
         for (&id, account) in &mut self.accounts {
             let other_is_owed = owed.iter().any(|other| *other != id);
-            if account.stopped {
-                if account.credit >= -LEVEL || !other_is_owed {
-                    account.stopped = false;
+            if let Some(since) = account.stopped {
+                let stopped = now.since(since);
+                let ended = !account.confirmed && stopped >= UNCONFIRMED;
+                let paid = account.credit >= -LEVEL || !other_is_owed;
+                if paid || ended || stopped >= LONGEST_STOP {
+                    account.stopped = None;
+                    account.started = Some(now);
+                    account.completes = true;
                     commands.push(Command::Start(id));
                 }
-            } else if account.credit < -OVERDRAWN
-                && account.slice <= LEAST_SLICE * NEAR_LEAST
+            } else if account.credit < -overdrawn
+                && account.slice <= LEAST * NEAR_LEAST
                 && other_is_owed
+                && now >= self.unstopped
+                && (account.started).is_none_or(|start| now.since(start) >= BETWEEN_STOPS)
             {
-                account.stopped = true;
+                account.stopped = Some(now);
+                account.confirmed = false;
                 commands.push(Command::Stop(id));
+            }
+        }
+        let stops = |command: &Command| matches!(command, Command::Stop(_));
+        let starts = |command: &Command| matches!(command, Command::Start(_));
+        let (stops, starts) = (
+            commands[before..].iter().any(stops),
+            commands[before..].iter().any(starts),
+        );
+        for (id, account) in &mut self.accounts {
+            if starts && owed.contains(id) && !account.completes {
+                (account.waits, account.credit) = (true, account.credit.min(0.0));
+            }
+            if stops && !one_is_stopped {
+                account.completes = false;
             }
         }
     }
@@ -268,7 +449,7 @@ impl Ledger {
         let scale = CYCLE * wanted().count() as f64 / sum;
         for (&id, account) in &mut self.accounts {
             if active(account) {
-                let slice = (account.wanted() * scale).clamp(LEAST_SLICE, LONGEST_SLICE);
+                let slice = (account.wanted() * scale).clamp(LEAST, LONGEST_SLICE);
                 if (slice - account.slice).abs() > WORTH * account.slice {
                     account.slice = slice;
                     let slice = Duration::from_secs_f64(slice / 1e3);
@@ -295,24 +476,38 @@ mod tests {
     const ONE: ClientId = ClientId(1);
     const OTHER: ClientId = ClientId(2);
 
-    /// A ledger with two clients of these weights that have work, at its start.
+    /// A ledger with two clients of these weights, at its start.
     fn two(weights: [u32; 2]) -> Ledger {
         let mut ledger = Ledger::new(Moment::START);
         for (id, weight) in [ONE, OTHER].into_iter().zip(weights) {
-            ledger.join(id, Weight::try_from(weight).unwrap(), Moment::START);
-            ledger.works(id, Moment::START);
+            ledger.join(id, Weight::try_from(weight).unwrap());
         }
         ledger
     }
 
-    /// Reviews so often, while each uses this part of the device. Returns all commands.
-    fn reviews(ledger: &mut Ledger, parts: [f64; 2], count: u32) -> Vec<Command> {
+    /// A client that always has work, and uses this part of the device.
+    fn uses(part: f64) -> Report {
+        Report {
+            present: PERIOD,
+            used: PERIOD.mul_f64(part),
+            completed: true,
+            ..Report::default()
+        }
+    }
+
+    /// Reviews so often, after these reports each time. Stopped clients report no use, and are stopped. Returns all
+    /// commands.
+    fn reviews(ledger: &mut Ledger, reports: [Report; 2], count: u32) -> Vec<Command> {
         let mut commands = Vec::new();
         for _ in 0..count {
-            for (id, part) in [ONE, OTHER].into_iter().zip(parts) {
-                ledger.used(id, PERIOD.mul_f64(part));
+            for (id, mut report) in [ONE, OTHER].into_iter().zip(reports) {
+                if ledger.accounts[&id].stopped.is_some() {
+                    (report.used, report.completed) = (Duration::ZERO, false);
+                    report.stopped = true;
+                }
+                ledger.report(id, report);
             }
-            commands.extend(ledger.review(ledger.until + PERIOD));
+            commands.extend(ledger.review(ledger.reviewed + PERIOD));
         }
         commands
     }
@@ -321,16 +516,20 @@ mod tests {
         ledger.accounts[&id].slice
     }
 
+    fn charged(ledger: &Ledger) -> [f64; 2] {
+        [ONE, OTHER].map(|id| ledger.accounts[&id].charged)
+    }
+
     #[test]
     fn nothing_is_done_while_everybody_gets_its_due() {
         let mut ledger = two([1, 1]);
-        assert_eq!(reviews(&mut ledger, [0.5, 0.5], 1000), []);
+        assert_eq!(reviews(&mut ledger, [uses(0.5); 2], 1000), []);
     }
 
     #[test]
     fn slices_follow_the_ratio_of_due_and_use() {
         let mut ledger = two([1, 3]);
-        let commands = reviews(&mut ledger, [0.5, 0.5], CORRECTION);
+        let commands = reviews(&mut ledger, [uses(0.5); 2], SETTLEMENT * CORRECTION);
         let slices = [ONE, OTHER].map(|id| slice(&ledger, id));
         assert!(slices[0] < 1.6 && slices[1] > 2.4, "{slices:?}");
         assert!((slices[0] + slices[1] - 2.0 * CYCLE).abs() < 0.01);
@@ -340,67 +539,193 @@ mod tests {
         ));
     }
 
+    /// Reviews until the first client is to be stopped.
+    fn stop_one(ledger: &mut Ledger, reports: [Report; 2]) {
+        while ledger.accounts[&ONE].stopped.is_none() {
+            assert!(ledger.reviewed < Moment::START + PERIOD * 1000);
+            reviews(ledger, reports, 1);
+        }
+    }
+
     #[test]
     fn who_overdraws_with_the_least_slice_is_stopped_until_level() {
         let mut ledger = two([1, 3]);
-        let commands = reviews(&mut ledger, [0.5, 0.5], 100);
-        let stop = commands
-            .iter()
-            .position(|command| matches!(command, Command::Stop(_)));
-        assert_eq!(commands[stop.unwrap()], Command::Stop(ONE));
-        assert!(slice(&ledger, ONE) <= LEAST_SLICE * NEAR_LEAST);
-        // Stopped, it uses nothing.
-        let commands = reviews(&mut ledger, [0.0, 1.0], 100);
-        assert!(commands.contains(&Command::Start(ONE)), "{commands:?}");
+        stop_one(&mut ledger, [uses(0.5); 2]);
+        assert!(slice(&ledger, ONE) <= LEAST * NEAR_LEAST);
+        let debt = -ledger.accounts[&ONE].credit;
+        let mut stopped = 0;
+        while ledger.accounts[&ONE].stopped.is_some() {
+            reviews(&mut ledger, [uses(0.0), uses(1.0)], 1);
+            stopped += 1;
+        }
+        // A quarter of the time is its.
+        let paid = f64::from(stopped) * millis(PERIOD) / 4.0;
+        assert!(paid >= debt - LEVEL && paid <= debt + 1.0, "{debt} {paid}");
     }
 
     #[test]
     fn the_stopped_is_started_when_the_owed_leaves() {
         let mut ledger = two([1, 3]);
-        let commands = reviews(&mut ledger, [0.5, 0.5], 100);
-        let last = commands
-            .iter()
-            .rfind(|command| !matches!(command, Command::Slice(..)));
-        assert_eq!(last, Some(&Command::Stop(ONE)));
-        ledger.leave(OTHER, ledger.until);
-        let commands = ledger.review(ledger.until + PERIOD);
+        stop_one(&mut ledger, [uses(0.5); 2]);
+        ledger.leave(OTHER);
+        let commands = ledger.review(ledger.reviewed + PERIOD);
         assert_eq!(commands.first(), Some(&Command::Start(ONE)));
     }
 
     #[test]
-    fn a_short_usual_pause_counts_as_work_until_it_is_late() {
-        let expected = |usual, within| Expected {
-            within: Duration::from_micros(within),
-            usual: Duration::from_micros(usual),
-            batch: Duration::ZERO,
-        };
-        for (expected, due) in [
-            (expected(200, 1000), 0.5),
-            (expected(501, 1000), 0.0),
-            // Not expected at all.
-            (expected(0, 0), 0.0),
-        ] {
-            let mut ledger = two([1, 1]);
-            ledger.rests(ONE, expected, Moment::START);
-            ledger.distribute(Moment::START + Duration::from_millis(10));
-            assert!((ledger.accounts[&ONE].due - due).abs() < 1e-9);
-            assert!((ledger.accounts[&OTHER].due - (10.0 - due)).abs() < 1e-9);
+    fn no_stop_is_longer_than_the_longest_whatever_the_weights() {
+        let mut ledger = two([1, 10_000]);
+        stop_one(&mut ledger, [uses(0.9), uses(0.1)]);
+        let most = LONGEST_STOP.as_nanos().div_ceil(PERIOD.as_nanos()) as u32;
+        let reports = [uses(0.9), uses(0.1)];
+        let commands = reviews(&mut ledger, reports, most + 1);
+        assert!(commands.contains(&Command::Start(ONE)), "{commands:?}");
+        // It runs for a while before it is stopped again.
+        let commands = reviews(&mut ledger, reports, 2);
+        assert!(!commands.contains(&Command::Stop(ONE)), "{commands:?}");
+    }
+
+    #[test]
+    fn nobody_is_stopped_for_who_completes_nothing() {
+        for weights in [[1, 1], [1, 3], [1, 100]] {
+            let mut ledger = two(weights);
+            let blocked = Report {
+                long: true,
+                completed: false,
+                ..uses(0.0)
+            };
+            let mut stopped = 0;
+            let reviews_made = 2500;
+            for _ in 0..reviews_made {
+                reviews(&mut ledger, [uses(0.9), blocked], 1);
+                stopped += u32::from(ledger.accounts[&ONE].stopped.is_some());
+            }
+            // Once, until that is known.
+            assert!(
+                PERIOD * stopped <= LONGEST_STOP + PERIOD,
+                "{weights:?}: {stopped}"
+            );
+            // As soon as it completes something, it is owed again.
+            while ledger.accounts[&ONE].stopped.is_none() {
+                reviews(&mut ledger, [uses(0.9), uses(0.05)], 1);
+            }
         }
+    }
+
+    #[test]
+    fn who_hides_its_use_pays_nevertheless() {
+        let mut ledger = two([1, 1]);
+        // Each has half of the device in fact.
+        reviews(&mut ledger, [uses(0.5), uses(0.0)], 250);
+        let [one, other] = charged(&ledger);
+        assert!(other > 0.5 * one, "{one} {other}");
+    }
+
+    #[test]
+    fn what_nobody_measures_is_the_use_of_a_long_kernel() {
+        let mut ledger = two([1, 1]);
+        let endless = Report {
+            present: PERIOD,
+            long: true,
+            ..Report::default()
+        };
+        reviews(&mut ledger, [uses(0.3), endless], SETTLEMENT);
+        let before = charged(&ledger);
+        reviews(&mut ledger, [uses(0.3), endless], SETTLEMENT);
+        let after = charged(&ledger);
+        let switching = 20.0 * SWITCHING / 2.0;
+        let expected = [6.0 + switching, 14.0 - switching];
+        for (index, expected) in expected.into_iter().enumerate() {
+            let charged = after[index] - before[index];
+            assert!((charged - expected).abs() < 0.01, "{before:?} {after:?}");
+        }
+    }
+
+    #[test]
+    fn the_stopped_does_not_pay_for_what_nobody_uses_meanwhile() {
+        let mut ledger = two([1, 3]);
+        let long = Report {
+            used: Duration::ZERO,
+            long: true,
+            ..uses(0.0)
+        };
+        stop_one(&mut ledger, [long, uses(0.2)]);
+        reviews(&mut ledger, [long, uses(0.2)], 1);
+        ledger.settle();
+        let before = charged(&ledger);
+        let mut stopped = 0;
+        while ledger.accounts[&ONE].stopped.is_some() {
+            reviews(&mut ledger, [long, uses(0.2)], 1);
+            stopped += 1;
+        }
+        ledger.settle();
+        let one = charged(&ledger)[0] - before[0];
+        // Nothing but its part of the usual pauses, and of what was not settled before.
+        let most = f64::from(stopped) * millis(PERIOD) * PAUSES / 4.0 + GRANULARITY / 4.0;
+        assert!(one <= most + 0.01, "{one} {most}");
+    }
+
+    #[test]
+    fn a_stop_that_is_not_confirmed_counts_as_ended() {
+        let mut ledger = two([1, 3]);
+        stop_one(&mut ledger, [uses(0.5); 2]);
+        let mut passed = 0;
+        while ledger.accounts[&ONE].stopped.is_some() {
+            for id in [ONE, OTHER] {
+                ledger.report(id, uses(0.5));
+            }
+            ledger.review(ledger.reviewed + PERIOD);
+            passed += 1;
+        }
+        assert_eq!(PERIOD * passed, UNCONFIRMED);
+    }
+
+    #[test]
+    fn stops_take_a_bounded_part_of_the_time() {
+        let mut ledger = two([1, 3]);
+        let slow = Report {
+            // As of a worker that lies, or was frozen.
+            switching: Duration::MAX,
+            ..uses(0.5)
+        };
+        reviews(&mut ledger, [slow, uses(0.5)], 1);
+        let until = LONGEST_SWITCH * STOPPING;
+        let count = (until.as_nanos() / PERIOD.as_nanos()) as u32;
+        let commands = reviews(&mut ledger, [uses(0.5); 2], count - 2);
+        assert!(!commands.contains(&Command::Stop(ONE)), "{commands:?}");
+        let commands = reviews(&mut ledger, [uses(0.5); 2], 100);
+        assert!(commands.contains(&Command::Stop(ONE)), "{commands:?}");
+    }
+
+    #[test]
+    fn who_is_alone_neither_owes_nor_is_owed() {
+        let mut ledger = two([1, 1]);
+        reviews(&mut ledger, [uses(0.5), Report::default()], 100);
+        let credit = ledger.accounts[&ONE].credit;
+        assert!(credit.abs() < 0.01, "{credit}");
+        let [one, _] = charged(&ledger);
+        assert!((one - 200.0).abs() < 1.0, "{one}");
     }
 
     #[test]
     fn credit_and_debt_are_bounded_whatever_is_reported() {
         let mut ledger = two([1, 1]);
-        for _ in 0..100 {
-            ledger.used(ONE, Duration::MAX);
-            ledger.review(ledger.until + PERIOD);
+        for _ in 0..1000 {
+            ledger.report(
+                ONE,
+                Report {
+                    present: Duration::MAX,
+                    used: Duration::MAX,
+                    ..Report::default()
+                },
+            );
+            ledger.report(OTHER, uses(0.0));
+            ledger.review(ledger.reviewed + PERIOD);
         }
-        assert_eq!(ledger.accounts[&ONE].credit, -MOST_DEBT);
-        assert_eq!(ledger.accounts[&OTHER].credit, MOST_CREDIT);
-        let slices = [ONE, OTHER].map(|id| slice(&ledger, id));
-        assert!(
-            slices[0] == LEAST_SLICE && slices[1] < 2.0 * CYCLE,
-            "{slices:?}"
-        );
+        for account in ledger.accounts.values() {
+            assert!((-MOST_DEBT..=MOST_CREDIT).contains(&account.credit));
+            assert!((LEAST..=LONGEST_SLICE).contains(&account.slice));
+            assert!(account.charged.is_finite());
+        }
     }
 }

@@ -10,7 +10,8 @@
 //! A policy gives a device to one client at a time. It learns how much the client used when the
 //! turn is over. On a device that cannot be interrupted, that may be any multiple of the turn.
 //!
-//! [`ledger`] is for devices that serve several clients at a time, in time slices. So far only the simulator has one.
+//! [`ledger`] is for devices that serve several clients at a time, in time slices. Where one of the workers cannot set its
+//! slices, [`Name::Ledger`] gives turns as [`Name::Fair`] does.
 
 mod band;
 mod credit;
@@ -167,10 +168,12 @@ pub enum Name {
     Fair,
     /// [`Fair`], with turns for devices that can be interrupted.
     FairPreemptive,
+    /// [`ledger`] on devices that serve several clients in time slices, otherwise [`Self::Fair`].
+    Ledger,
 }
 
 impl Name {
-    /// All policies.
+    /// All policies that give turns.
     pub const ALL: [Self; 5] = [
         Self::Fifo,
         Self::Credit,
@@ -179,13 +182,13 @@ impl Name {
         Self::FairPreemptive,
     ];
 
-    /// Creates the policy with its published settings.
+    /// Creates the policy for turns, with its published settings.
     pub fn make(self) -> Box<dyn Policy> {
         match self {
             Self::Fifo => Box::new(Fifo::default()),
             Self::Credit => Box::new(Credit::default()),
             Self::Band => Box::new(Band::default()),
-            Self::Fair => Box::new(Fair::new(fair::WHOLE)),
+            Self::Fair | Self::Ledger => Box::new(Fair::new(fair::WHOLE)),
             Self::FairPreemptive => Box::new(Fair::new(fair::PREEMPTIVE)),
         }
     }
@@ -199,13 +202,14 @@ impl fmt::Display for Name {
             Self::Band => "band",
             Self::Fair => "fair",
             Self::FairPreemptive => "fair-preemptive",
+            Self::Ledger => "ledger",
         })
     }
 }
 
 /// A name of no policy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no policy {0}: use fifo, credit, band, fair or fair-preemptive")]
+#[error("unknown policy {0:?}: use ledger, fair, band, fair-preemptive, credit or fifo")]
 pub struct Unknown(String);
 
 impl FromStr for Name {
@@ -214,6 +218,7 @@ impl FromStr for Name {
     fn from_str(text: &str) -> Result<Self, Unknown> {
         Self::ALL
             .into_iter()
+            .chain([Self::Ledger])
             .find(|name| name.to_string() == text)
             .ok_or_else(|| Unknown(text.to_owned()))
     }

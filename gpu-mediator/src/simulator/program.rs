@@ -39,6 +39,9 @@ pub struct Program {
     pub batches: bool,
     /// Maximum additional think time, chosen uniformly at random.
     pub varies: Duration,
+    /// Whether each kernel stands for many short ones that follow each other, so that its length can be measured although
+    /// it is interrupted.
+    pub short: bool,
 }
 
 impl Program {
@@ -50,6 +53,7 @@ impl Program {
             think: Duration::ZERO,
             batches: false,
             varies: Duration::ZERO,
+            short: false,
         }
     }
 
@@ -61,6 +65,7 @@ impl Program {
             think,
             batches: false,
             varies: Duration::ZERO,
+            short: false,
         }
     }
 
@@ -72,6 +77,7 @@ impl Program {
             think,
             batches: true,
             varies: Duration::ZERO,
+            short: false,
         }
     }
 
@@ -84,6 +90,7 @@ impl Program {
             think: pause * 4 / 5,
             batches: true,
             varies: pause * 2 / 5,
+            short: true,
         }
     }
 
@@ -102,6 +109,7 @@ impl Program {
         Self {
             in_flight: 3,
             batches: false,
+            short: false,
             ..Self::steps(Duration::from_micros(3280), Duration::from_micros(10))
         }
     }

@@ -81,7 +81,7 @@ functions! {
     cuLaunchKernel cuLaunchKernelEx cuLaunchCooperativeKernel cuLaunchHostFunc cuStreamAddCallback
     cuOccupancyMaxActiveClusters cuOccupancyMaxPotentialClusterSize
     cuStreamSynchronize cuStreamIsCapturing cuStreamGetCtx cuStreamQuery cuStreamWaitValue32_v2 cuStreamWriteValue32_v2
-    cuEventCreate cuEventDestroy_v2 cuEventRecord cuEventQuery cuEventSynchronize
+    cuEventCreate cuEventDestroy_v2 cuEventElapsedTime cuEventRecord cuEventQuery cuEventSynchronize
     cuMemcpy3DAsync_v2 cuGraphAddMemcpyNode cuGraphMemcpyNodeSetParams cuGraphExecMemcpyNodeSetParams
     cuGraphAddHostNode cuGraphHostNodeSetParams cuGraphExecHostNodeSetParams
     cuUserObjectCreate cuUserObjectRelease cuGraphRetainUserObject cuGraphReleaseUserObject

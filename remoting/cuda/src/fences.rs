@@ -1,6 +1,6 @@
 //! Fences: driver events that are recorded behind work, and reused.
 
-use std::{collections::HashMap, sync::MutexGuard};
+use std::{collections::HashMap, sync::MutexGuard, time::Duration};
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::{CUevent, CUstream};
@@ -36,6 +36,8 @@ pub(super) struct Pool {
     free: HashMap<usize, Vec<u32>>,
     /// Slots whose contexts are gone.
     empty: Vec<u32>,
+    /// Whether new events record the time.
+    timed: bool,
 }
 
 impl Pool {
@@ -88,7 +90,8 @@ impl Api {
             Some(index) => index,
             None => {
                 let mut event = std::ptr::null_mut();
-                match cu!(self, cuEventCreate(&raw mut event, NO_TIMING)) {
+                let flags = if pool.timed { 0 } else { NO_TIMING };
+                match cu!(self, cuEventCreate(&raw mut event, flags)) {
                     0 => {}
                     code => return Err(code),
                 }
@@ -175,6 +178,26 @@ impl Fences for Api {
 
     fn retain(&self, fence: Fence) {
         self.fences.lock_unpoisoned().slot(fence).references += 1;
+    }
+
+    fn time(&self) {
+        self.fences.lock_unpoisoned().timed = true;
+    }
+
+    fn span(&self, from: Fence, to: Fence) -> Option<Duration> {
+        // Under the lock, so that the context cannot be destroyed meanwhile.
+        let pool = self.fences.lock_unpoisoned();
+        let [from, to] = [from, to].map(|fence| &pool.slots[fence.0 as usize]);
+        if to.context == 0 || from.context != to.context {
+            return None;
+        }
+        self.enter(to.context);
+        let mut millis = 0.0;
+        let (from, to) = (from.event as CUevent, to.event as CUevent);
+        let code = cu!(self, cuEventElapsedTime(&raw mut millis, from, to));
+        (code == 0)
+            .then(|| Duration::try_from_secs_f32(millis.max(0.0) / 1e3).ok())
+            .flatten()
     }
 
     fn release(&self, fence: Fence) {

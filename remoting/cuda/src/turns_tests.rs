@@ -37,7 +37,7 @@ impl Sharer {
     fn new() -> Self {
         let (mut server, taken, window) = testing::server();
         let (control, pool) = UnixStream::pair().unwrap();
-        server.share(control, &fake::join()).unwrap();
+        server.share(control, &fake::join(), None).unwrap();
         fake::belongs(&pool);
         let mut sharer = Self {
             server,

@@ -91,6 +91,9 @@ pub struct Options {
     /// Socket of the arbiter (gantry-arbiter) by which the device is shared with other pools.
     #[arg(long, value_name = "PATH")]
     pub arbiter: Option<PathBuf>,
+    /// Workers set the time slices of their contexts as the arbiter says: the pool has tried whether that works.
+    #[arg(long, hide = true)]
+    pub sliced: bool,
     /// Whose this machine's own applications are: those of one name share one part of the device.
     /// Applications in guests are their virtual machine's.
     #[arg(long, value_name = "NAME")]

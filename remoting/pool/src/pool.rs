@@ -51,6 +51,7 @@ use super::{
     moves::Moves,
     moving::{Departed, Destination, Leaving},
     options::{Library, Options},
+    slices,
     stream::{self, Said},
     worker::{self, New, Remains, Worker},
 };
@@ -204,6 +205,9 @@ pub fn run(
     let mut options = options.clone();
     let limit = options.compiler_cache.0;
     let _open = limit.and_then(|_| keep(&mut options));
+    options.sliced = options.arbiter.is_some()
+        && options.apis.contains(&ApiId::Cuda)
+        && slices::work(program, &options, &cache.folder);
     let kept = limit.zip(options.compiled.clone());
     let kept = kept.map(|(limit, folder)| (folder, limit));
     let sweeper = Sweeper::default();

@@ -19,7 +19,7 @@ use std::{
 };
 
 use base::gpus::{Choice, WrongName};
-use remoting_cuda::CudaBackend;
+use remoting_cuda::{CudaBackend, timeslice};
 use remoting_opencl::{
     OpenClBackend, Server,
     driver::{api, cl},
@@ -28,7 +28,7 @@ use remoting_proto::{
     apis::{self, cuda::Cuda, opencl::OpenCl},
     port::{self, Attachment, NoAttachment},
     wire::{
-        Blob,
+        Api as _, Blob,
         api::{ApiId, Spoken},
         hello::{self, Form, Hello, NUMBER, Refused},
     },
@@ -49,7 +49,7 @@ use remoting_transport::{
     socket,
     window::{self, RING},
 };
-use remoting_turns::message::Join;
+use remoting_turns::{message::Join, slices::Slices};
 
 use super::{
     compiled::{self, InUse, owner::Owner},
@@ -76,6 +76,9 @@ pub enum Error {
     /// TLS.
     #[error(transparent)]
     Tls(#[from] tls::Error),
+    /// Time slices, which the pool has found to work.
+    #[error("cannot set time slices")]
+    Slices(#[source] timeslice::Error),
     /// The connection.
     #[error("the connection to the application failed")]
     Connection(#[source] io::Error),
@@ -752,8 +755,16 @@ fn share<B: Backend>(
     }
     // SAFETY: the pool has put the socket there, and nothing else in this process uses it.
     let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
-    let join = Join { name, weight };
-    server.share(control, &join).map_err(Error::Start)
+    let sliced = options.sliced && B::Api::ID == ApiId::Cuda;
+    let slices = sliced.then(timeslice::of_this_process).transpose();
+    let slices = slices.map_err(Error::Slices)?;
+    let slices = slices.map(|gate| Box::new(timeslice::Shared::new(gate)) as Box<dyn Slices>);
+    let join = Join {
+        name,
+        weight,
+        sliced: slices.is_some(),
+    };
+    server.share(control, &join, slices).map_err(Error::Start)
 }
 
 #[cfg(test)]

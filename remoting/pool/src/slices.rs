@@ -9,7 +9,7 @@ use std::{
 };
 
 use remoting_cuda::timeslice::{
-    UNRENEWED,
+    self, UNRENEWED,
     trial::{self, Command, Grid},
 };
 use remoting_proto::wire::api::ApiId;
@@ -32,6 +32,9 @@ const SETTLES: Duration = Duration::from_millis(5);
 const SLICES: [u32; 2] = [2000, 6000];
 const RATIO: std::ops::RangeInclusive<f64> = 2.3..=3.9;
 const SHARED: Duration = Duration::from_secs(1);
+/// The same in a shorter trial, of which each part lasts so long.
+const NEAR_RATIO: std::ops::RangeInclusive<f64> = 2.0..=4.5;
+const PART: Duration = Duration::from_millis(250);
 /// What a process beside a stopped one does at least of what it does alone.
 const BESIDE: f64 = 0.9;
 /// The driver's own slice.
@@ -76,9 +79,10 @@ impl Drop for Process {
 }
 
 impl Process {
-    fn start(program: &Path, options: &Options, number: u32) -> Result<Self, Error> {
+    /// Starts one, with a folder of its own below `place`.
+    fn start(program: &Path, options: &Options, place: &Path, number: u32) -> Result<Self, Error> {
         let name = format!("gantry-slices-{}-{number}", std::process::id());
-        let folder = Folder::create(options.cache.join(name)).map_err(Error::Folder)?;
+        let folder = Folder::create(place.join(name)).map_err(Error::Folder)?;
         let mut command = Program::new(program);
         command
             .arg("sliced")
@@ -157,6 +161,69 @@ impl Process {
     }
 }
 
+/// Whether slices and stops of the GPU's driver do what they say, as far as a second of it shows. `folder` is the pool's own.
+pub(super) fn work(program: &Path, options: &Options, folder: &Path) -> bool {
+    if timeslice::of_this_process().is_err() {
+        return false;
+    }
+    let why = match work_now(program, options, folder) {
+        Ok(None) => return true,
+        Ok(Some(why)) => why,
+        Err(error) => base::Chain(&error).to_string(),
+    };
+    base::note!("gantry-accel: workers take turns, as time slices of the GPU do not work: {why}");
+    false
+}
+
+/// Returns what does not work.
+fn work_now(program: &Path, options: &Options, folder: &Path) -> Result<Option<String>, Error> {
+    let mut one = Process::start(program, options, folder, 1)?;
+    let mut other = Process::start(program, options, folder, 2)?;
+    for slices in [SLICES, [SLICES[1], SLICES[0]]] {
+        let (did, ratio) = share(&mut one, &mut other, slices, PART)?;
+        if !NEAR_RATIO.contains(&ratio) {
+            let [first, second] = slices;
+            return Ok(Some(format!(
+                "slices of {first} and {second} us give {} and {} rounds of a kernel",
+                did[0], did[1]
+            )));
+        }
+    }
+    one.tell(Command::Spin(Grid::Full))?;
+    one.tell(Command::Stop)?;
+    let stood = one.rounds(|one| one.keep_stopped(PART / 4))?;
+    one.tell(Command::Start)?;
+    let went_on = one.rounds(|_| pause(PART / 4))?;
+    one.tell(Command::End)?;
+    let works = stood == Some(0) && went_on > Some(0);
+    Ok((!works).then(|| "a stopped kernel does not stand still, or does not go on".to_owned()))
+}
+
+/// The rounds of two processes' endless kernels with these slices, and how many more the one with the longer slice does.
+fn share(
+    one: &mut Process,
+    other: &mut Process,
+    [first, second]: [u32; 2],
+    time: Duration,
+) -> Result<([u64; 2], f64), Error> {
+    one.tell(Command::Slice(first))?;
+    other.tell(Command::Slice(second))?;
+    one.tell(Command::Spin(Grid::Full))?;
+    other.tell(Command::Spin(Grid::Full))?;
+    thread::sleep(SETTLES);
+    let before = [one.tell(Command::Count)?, other.tell(Command::Count)?];
+    thread::sleep(time);
+    let after = [one.tell(Command::Count)?, other.tell(Command::Count)?];
+    one.tell(Command::End)?;
+    other.tell(Command::End)?;
+    let did = [0, 1].map(|index| after[index].saturating_sub(before[index]));
+    let ratio = match first < second {
+        true => did[1] as f64 / did[0] as f64,
+        false => did[0] as f64 / did[1] as f64,
+    };
+    Ok((did, ratio))
+}
+
 /// Tries slices and stops, and prints a line for each step. Returns whether all worked.
 ///
 /// # Errors
@@ -168,8 +235,8 @@ pub fn run(program: &Path, options: &Options, out: &mut impl Write) -> Result<bo
         let mark = if works { "" } else { "FAILED: " };
         writeln!(out, "{step}: {mark}{found}").map_err(Error::Output)
     };
-    let mut one = Process::start(program, options, 1)?;
-    let mut other = Process::start(program, options, 2)?;
+    let mut one = Process::start(program, options, &options.cache, 1)?;
+    let mut other = Process::start(program, options, &options.cache, 2)?;
 
     one.tell(Command::Spin(Grid::Full))?;
     let ran = one.rounds(|_| pause(RUN))?.unwrap_or(0);
@@ -255,22 +322,10 @@ pub fn run(program: &Path, options: &Options, out: &mut impl Write) -> Result<bo
         format!("{again} rounds after {} ms", (UNRENEWED * 2).as_millis()),
     )?;
 
-    for [first, second] in [SLICES, [SLICES[1], SLICES[0]]] {
+    for slices in [SLICES, [SLICES[1], SLICES[0]]] {
+        let [first, second] = slices;
         let set = one.tell(Command::Slice(first))?;
-        other.tell(Command::Slice(second))?;
-        one.tell(Command::Spin(Grid::Full))?;
-        other.tell(Command::Spin(Grid::Full))?;
-        thread::sleep(SETTLES);
-        let before = [one.tell(Command::Count)?, other.tell(Command::Count)?];
-        thread::sleep(SHARED);
-        let after = [one.tell(Command::Count)?, other.tell(Command::Count)?];
-        one.tell(Command::End)?;
-        other.tell(Command::End)?;
-        let did = [0, 1].map(|index| after[index].saturating_sub(before[index]));
-        let ratio = match first < second {
-            true => did[1] as f64 / did[0] as f64,
-            false => did[0] as f64 / did[1] as f64,
-        };
+        let (did, ratio) = share(&mut one, &mut other, slices, SHARED)?;
         tell(
             "slices decide about shares",
             RATIO.contains(&ratio),

@@ -296,6 +296,9 @@ fn describe(
     if options.late {
         command.arg("--late");
     }
+    if options.sliced {
+        command.arg("--sliced");
+    }
     if standby {
         command.arg("--standby");
     }

@@ -4,7 +4,7 @@
 //! [session](Session) that it belongs to, through which it answers, releases stages, waits for fences and charges
 //! quotas. The session knows nothing else of the API. Dispatch is static, so that a request costs no virtual call.
 
-use std::{fmt::Debug, hash::Hash, sync::Arc};
+use std::{fmt::Debug, hash::Hash, sync::Arc, time::Duration};
 
 use remoting_proto::wire::{Api, Header, messages::EventId};
 
@@ -50,6 +50,16 @@ pub trait Fences: Debug + Send + Sync + 'static {
 
     /// Drops a reference.
     fn release(&self, fence: Self::Fence);
+
+    /// From now on, fences can be asked for the time between two of them, if the driver can tell.
+    fn time(&self) {}
+
+    /// The time between the ends of the work before two fences, which is over, by the device's clock; `None` if it is not
+    /// known.
+    fn span(&self, from: Self::Fence, to: Self::Fence) -> Option<Duration> {
+        let _ = (from, to);
+        None
+    }
 }
 
 /// A queue as the driver identifies it. Commands of an in-order queue run one after the other.

@@ -5,6 +5,8 @@
 //! callbacks, stages, and waiting for commands that the driver has already. (Otherwise a client
 //! that keeps several kernels in flight would learn of the end of one only when the last one has
 //! been submitted.) Without an arbiter all this is one comparison per call.
+//!
+//! Where the device serves workers in time slices, no call waits for it; commands are measured nevertheless.
 
 use std::{
     collections::{HashSet, VecDeque},
@@ -22,6 +24,7 @@ use remoting_proto::wire::{
 use remoting_turns::{
     Moment,
     message::Join,
+    slices::Slices,
     worker::{News, Turns},
 };
 
@@ -76,6 +79,8 @@ pub struct Sharing<R, F> {
     /// The kind of the command that is about to be submitted, if it is to be measured.
     pub metered: Option<RequestClass>,
     submitted: VecDeque<Submitted<F>>,
+    /// The fence of the command that completed last, if commands are measured by the device's clock.
+    last: Option<F>,
     /// Whether the driver may still keep commands back.
     unflushed: bool,
 }
@@ -90,6 +95,7 @@ impl<R, F> Default for Sharing<R, F> {
             awaits_contents: false,
             metered: None,
             submitted: VecDeque::new(),
+            last: None,
             unflushed: false,
         }
     }
@@ -124,7 +130,18 @@ impl<R, F: Copy> Sharing<R, F> {
             if !driver.poll(oldest.fence).is_over() {
                 break;
             }
-            driver.release(oldest.fence);
+            let fence = oldest.fence;
+            match self.turns.as_mut().filter(|turns| turns.measures()) {
+                Some(turns) => {
+                    let last = self.last.replace(fence);
+                    turns.took(
+                        last.and_then(|last| driver.span(last, fence)),
+                        Moment::now(),
+                    );
+                    last.into_iter().for_each(|last| driver.release(last));
+                }
+                None => driver.release(fence),
+            }
             self.submitted.pop_front();
             completed += 1;
         }
@@ -195,7 +212,17 @@ impl<R, F: Copy> Sharing<R, F> {
 
 impl<B: Backend> Session<B> {
     /// Shares the device with others: `control` is the socket to the pool.
-    pub fn share(&mut self, control: UnixStream, join: &Join) -> io::Result<()> {
+    ///
+    /// With `slices`, the device may serve workers in time slices.
+    pub fn share(
+        &mut self,
+        control: UnixStream,
+        join: &Join,
+        slices: Option<Box<dyn Slices>>,
+    ) -> io::Result<()> {
+        if slices.is_some() {
+            self.backend.driver().time();
+        }
         let board = Arc::clone(&self.board);
         let tell = move |news| {
             board.leave(match news {
@@ -204,7 +231,7 @@ impl<B: Backend> Session<B> {
                 News::HangsUp(why) => return base::note!("gantry-accel: {why}"),
             });
         };
-        self.sharing.turns = Some(Turns::start(control, join, tell)?);
+        self.sharing.turns = Some(Turns::start(control, join, slices, tell)?);
         self.patience = LONG_FOR_OTHERS;
         Ok(())
     }
@@ -347,9 +374,13 @@ impl<B: Backend> Session<B> {
         if header.flags.has(Flags::ANSWER) {
             self.sharing.synchronous();
         }
+        let asked = self.sharing.metered.is_some();
         let served = self.serve(header, call.request);
         // Not every call that needs the device submits a command, and not every one succeeds.
         self.sharing.metered = None;
+        if let Some(turns) = self.sharing.turns.as_mut().filter(|_| asked) {
+            turns.carried_out(Moment::now());
+        }
         self.tell_memory();
         served.map(|()| None)
     }
@@ -467,9 +498,11 @@ impl<B: Backend> Session<B> {
         let last = submitted.len().saturating_sub(1);
         // Who waits for the device waits for the oldest; else the last one ends the turn. Where one
         // may wait for the client, it may be any.
-        let (first, count) = match self.undecided {
-            0 if self.sharing.held.is_empty() => (last, 1),
-            0 => (0, 1),
+        let reports_after = turns.and_then(Turns::reports_after);
+        let (first, count) = match (self.undecided, reports_after) {
+            (0, Some(place)) if self.sharing.held.is_empty() => (place.min(last), 1),
+            (0, None) if self.sharing.held.is_empty() => (last, 1),
+            (0, _) => (0, 1),
             _ => (0, submitted.len()),
         };
         let mut fences = Vec::new();

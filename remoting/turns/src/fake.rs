@@ -9,6 +9,7 @@ use std::{
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
 use super::{
+    Moment,
     message::{self, JOIN, Join, Word},
     page::{Account, Grant, Page, claim},
 };
@@ -18,6 +19,7 @@ pub fn join() -> Join {
     Join {
         name: "test".to_owned(),
         weight: 1,
+        sliced: false,
     }
 }
 
@@ -76,6 +78,18 @@ impl Fake {
         }
     }
 
+    /// The same with a worker that can set its time slices, which it says to its pool before all else.
+    pub fn meet_sliced(mut pool: UnixStream) -> Self {
+        let mut bytes = [0; JOIN];
+        pool.read_exact(&mut bytes).unwrap();
+        let sliced = Join {
+            sliced: true,
+            ..join()
+        };
+        assert_eq!(Join::from_bytes(&bytes), Ok(sliced));
+        Self::meet(pool)
+    }
+
     /// An arbiter of this version, which is not the worker's, to a worker that has begun to take part
     /// by the other end of the pool's socket.
     pub fn of_another_build(pool: &UnixStream, version: u32) {
@@ -109,6 +123,23 @@ impl Fake {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => panic!("the worker is gone: {error}"),
         }
+    }
+
+    /// Has the device serve workers in time slices, or by turns.
+    pub fn share_by_slices(&self, slices: bool) {
+        let mode = self.grant.mode();
+        if mode.is_slices() != slices {
+            self.grant.mode.store(mode.next().0, Ordering::Release);
+        }
+        Word::Want.say(&self.arbiter).unwrap();
+    }
+
+    /// Has the worker stopped until then.
+    pub fn stop_until(&self, until: Moment) {
+        self.grant
+            .stopped_until
+            .store(until.nanos(), Ordering::Release);
+        Word::Want.say(&self.arbiter).unwrap();
     }
 
     /// Has the next turns begin with waking the client, or not.

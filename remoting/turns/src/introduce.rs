@@ -196,6 +196,7 @@ mod tests {
         let join = |name: &str, weight| Join {
             name: name.to_owned(),
             weight,
+            sliced: false,
         };
         belong(&worker, &join("honest", 1)).unwrap();
         for _ in 0..2 {
@@ -225,6 +226,7 @@ mod tests {
         let join = Join {
             name: "eater".to_owned(),
             weight: 3,
+            sliced: false,
         };
         let control = introduce_self("test", &join, path).unwrap();
         let _connection = ask(&control).unwrap();

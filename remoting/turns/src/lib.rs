@@ -12,7 +12,10 @@
 //! crate above) decides how long turns are and who gets the next one.
 //!
 //! - [`meter`]: how much to submit, so that the device is busy until the end of a turn and not beyond.
-//! - [`pauses`]: how long an application is expected to stay away between two batches.
+//! - [`pauses`]: how long an application is expected to stay away between two batches; [`presence`]: for how long it has
+//!   had work.
+//! - [`slices`]: where the device serves workers in time slices, a worker's are as the arbiter says; [`usage`]: what its
+//!   requests use there.
 //! - [`page`]: the memory that worker and arbiter share; [`message`]: their messages; [`session`]: a
 //!   connection with both.
 //! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a confined
@@ -30,7 +33,10 @@ pub mod message;
 pub mod meter;
 pub mod page;
 pub mod pauses;
+pub mod presence;
 pub mod session;
+pub mod slices;
+pub mod usage;
 pub mod worker;
 
 pub use clock::Moment;

@@ -5,7 +5,7 @@ use std::io::{self, Read, Write};
 /// The first bytes of a worker's first message.
 const MAGIC: [u8; 8] = *b"GANTRYTN";
 /// Incremented when messages or pages change their meaning.
-pub const VERSION: u32 = 4;
+pub const VERSION: u32 = 5;
 /// The version whose arbiters hang up on workers of another version without a message: see
 /// [`hello`].
 const SILENT: u32 = 1;
@@ -67,6 +67,8 @@ pub struct Join {
     pub name: String,
     /// The client's weight, 1 to 10,000.
     pub weight: u32,
+    /// Whether the worker sets the time slices of its contexts, and stops them, as the arbiter says.
+    pub sliced: bool,
 }
 
 /// Why a worker's first message is refused.
@@ -95,6 +97,7 @@ impl Join {
         let mut bytes = [0; JOIN];
         bytes[..HELLO].copy_from_slice(&hello());
         bytes[12..16].copy_from_slice(&self.weight.to_le_bytes());
+        bytes[16] = self.sliced.into();
         let mut length = self.name.len().min(NAME);
         while !self.name.is_char_boundary(length) {
             length -= 1;
@@ -128,6 +131,7 @@ impl Join {
         Ok(Self {
             name: name.to_owned(),
             weight,
+            sliced: bytes[16] & 1 != 0,
         })
     }
 }
@@ -175,6 +179,7 @@ mod tests {
         let join = Join {
             name: "vm-é".to_owned(),
             weight: 7,
+            sliced: true,
         };
         assert_eq!(Join::from_bytes(&join.to_bytes()), Ok(join));
     }
@@ -185,6 +190,7 @@ mod tests {
             let join = Join {
                 name: name.to_owned(),
                 weight: 1,
+                sliced: false,
             };
             assert_eq!(Join::from_bytes(&join.to_bytes()), Err(Refused::Name));
         }
@@ -204,6 +210,7 @@ mod tests {
         let join = Join {
             name: "é".repeat(40),
             weight: 1,
+            sliced: false,
         };
         let read = Join::from_bytes(&join.to_bytes()).unwrap();
         assert_eq!(read.name, "é".repeat(32));

@@ -5,7 +5,7 @@ use std::{
     io,
     marker::PhantomData,
     ops::Deref,
-    sync::atomic::{AtomicU32, AtomicU64},
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
 };
 
 use base::{Access, Mapping, memfd};
@@ -24,6 +24,25 @@ pub mod claim {
     pub const IDLE: u32 = 2;
 }
 
+/// How the device is shared: the value of [`Grant::mode`]. It counts the changes, so that a worker that has not looked
+/// meanwhile sees that there was one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Mode(pub u32);
+
+impl Mode {
+    /// Whether all workers may submit at any time, as the device serves them in time slices; otherwise they take turns, as at
+    /// first.
+    pub fn is_slices(self) -> bool {
+        self.0 & 1 != 0
+    }
+
+    /// After another change.
+    #[must_use]
+    pub fn next(self) -> Self {
+        Self(self.0.wrapping_add(1))
+    }
+}
+
 /// What the arbiter tells a worker, which only reads it.
 #[derive(Debug, Default)]
 #[repr(C)]
@@ -40,6 +59,14 @@ pub struct Grant {
     pub contended: AtomicU32,
     /// Whether to wake the client's processor at the start of this turn.
     pub coschedule: AtomicU32,
+    /// How the device is shared: see [`Mode`]. This field and the following ones are for workers that have joined with
+    /// [`Join::sliced`](super::message::Join::sliced).
+    pub mode: AtomicU32,
+    /// The length of the worker's time slices in microseconds; zero if it is the driver's own.
+    pub time_slice: AtomicU32,
+    /// Until when the worker is stopped, in nanoseconds of the monotonic clock. The arbiter moves it on while the stop is
+    /// to last, so that it ends when the arbiter does not do anything any more.
+    pub stopped_until: AtomicU64,
 }
 
 // Read at once by a GPU.
@@ -77,6 +104,27 @@ pub struct Account {
     pub away_usual: AtomicU64,
     /// Mean device time between two pauses, in nanoseconds.
     pub batch: AtomicU64,
+    /// For how long it had work ([`Presence`](super::presence::Presence)), in nanoseconds. The three fields may be seen
+    /// in the middle of a change, which makes a report a little wrong once.
+    pub present: AtomicU64,
+    /// See above.
+    pub present_since: AtomicU64,
+    /// See above.
+    pub present_until: AtomicU64,
+    /// Nanoseconds for which requests that are shorter than a time slice have used the device so far.
+    pub measured: AtomicU64,
+    /// Since when its oldest request has been the oldest, in nanoseconds of the monotonic clock; zero if there is none.
+    pub oldest_since: AtomicU64,
+    /// Whether that request is longer than a time slice, as far as is known.
+    pub long: AtomicU32,
+    /// Number of requests that have completed so far.
+    pub completions: AtomicU64,
+    /// Whether it is stopped.
+    pub stopped: AtomicU32,
+    /// Nanoseconds that the driver took for its time slices, stops and starts so far.
+    pub switching: AtomicU64,
+    /// The GPUs on which it has contexts, as bits, by the driver's number.
+    pub gpus: AtomicU64,
 }
 
 /// Types that may be in memory that another process changes: every bit pattern is a valid value, and all changes are
@@ -128,6 +176,13 @@ impl<T: Shared> Page<T> {
     }
 }
 
+impl Page<Grant> {
+    /// How the device is shared.
+    pub fn mode(&self) -> Mode {
+        Mode(self.mode.load(Ordering::Acquire))
+    }
+}
+
 impl<T: Shared> Deref for Page<T> {
     type Target = T;
 
@@ -140,8 +195,6 @@ impl<T: Shared> Deref for Page<T> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::Ordering;
-
     use super::*;
 
     #[test]

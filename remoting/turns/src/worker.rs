@@ -4,10 +4,14 @@
 //! that costs two loads of shared memory, a look at the clock and the meter: no system call. A separate thread waits
 //! for the arbiter's messages and for its end. An arbiter's end takes the turn away, and the worker continues when
 //! there is another arbiter.
+//!
+//! If the device serves workers in time slices, and all workers can set theirs, the arbiter lets everybody submit at any
+//! time. The same thread then does what the arbiter says about slices and stops, and the serving thread reports what
+//! requests use.
 
 use std::{
     fmt, io,
-    os::unix::net::UnixStream,
+    os::{fd::AsRawFd, unix::net::UnixStream},
     sync::{
         Arc, Mutex,
         atomic::{Ordering, fence},
@@ -16,17 +20,25 @@ use std::{
     time::Duration,
 };
 
-use base::Unpoisoned;
+use base::{Unpoisoned, poll};
 use remoting_proto::wire::api::RequestClass;
 
 use super::{
     Moment, introduce,
     message::{self, HangsUp, Join, OtherArbiter, Word},
     meter::{Meter, Slice, Verdict},
-    page::claim,
+    page::{Mode, claim},
     pauses::{Expected, Pauses},
+    presence::Presence,
     session::{self, NoSession, Session},
+    slices::{DRIVERS_SLICE, Sliced, Slices},
+    usage::Usage,
 };
+
+/// Maximum number of requests that the driver has at a time while the device serves workers in time slices.
+const AHEAD: usize = 1024;
+/// How often use is reported at least while requests complete.
+const REPORT: Duration = Duration::from_millis(4);
 
 /// A turn is returned this long before its work is expected to end, so that the next one has begun by then: reaching
 /// the next worker takes 150 us, and submitting 50.
@@ -76,6 +88,12 @@ pub struct Turns {
     standing: Standing,
     meter: Meter,
     pauses: Pauses,
+    /// What requests use of time slices, and for how long there are some; kept by workers that can set their slices.
+    sliced: bool,
+    mode: Mode,
+    completions: u64,
+    usage: Usage,
+    presence: Presence,
     /// By when a turn that was given back is to be over.
     promised: Option<Moment>,
     overrun: Duration,
@@ -99,13 +117,20 @@ impl fmt::Debug for Turns {
 
 impl Turns {
     /// Takes part as `join` says; `control` is the socket to the pool, and `tell` tells the serving
-    /// thread what has happened.
+    /// thread what has happened. Without `slices`, the worker joins as one that cannot set its time slices.
     pub fn start(
         control: UnixStream,
         join: &Join,
+        slices: Option<Box<dyn Slices>>,
         tell: impl Fn(News) + Send + 'static,
     ) -> io::Result<Self> {
-        introduce::belong(&control, join)?;
+        let sliced = slices.is_some();
+        let join = Join {
+            sliced,
+            ..join.clone()
+        };
+        introduce::belong(&control, &join)?;
+        let mut slices = slices.map(Sliced::new);
         let link = Arc::new(Link::default());
         let turns = Self {
             link: Arc::clone(&link),
@@ -113,6 +138,11 @@ impl Turns {
             standing: Standing::Without,
             meter: Meter::default(),
             pauses: Pauses::default(),
+            sliced,
+            mode: Mode::default(),
+            completions: 0,
+            usage: Usage::default(),
+            presence: Presence::default(),
             promised: None,
             overrun: Duration::ZERO,
             before: Duration::ZERO,
@@ -126,7 +156,7 @@ impl Turns {
             .spawn(move || {
                 // A pool that has ended takes this process with it.
                 let mut hung_up = 0;
-                while listen(&control, &link, &tell, &mut hung_up).is_ok() {}
+                while listen(&control, &link, &mut slices, &tell, &mut hung_up).is_ok() {}
             })?;
         Ok(turns)
     }
@@ -140,6 +170,10 @@ impl Turns {
         let Some(session) = self.current() else {
             return false;
         };
+        if self.sliced && self.mode.is_slices() {
+            self.presence.begin(now);
+            return stuck || self.meter.outstanding() < AHEAD;
+        }
         if !self.hold(&session, now) {
             return false;
         }
@@ -158,6 +192,41 @@ impl Turns {
                 false
             }
         }
+    }
+
+    /// A call was carried out: who has submitted nothing by it, and has nothing outstanding, has no work.
+    pub fn carried_out(&mut self, now: Moment) {
+        if self.sliced && self.meter.outstanding() == 0 {
+            self.presence.rest(self.pauses.expected(), now);
+            self.publish();
+        }
+    }
+
+    /// Whether to say how long requests took by the device's clock ([`Self::took`]).
+    pub fn measures(&self) -> bool {
+        self.sliced
+    }
+
+    /// The oldest outstanding request has completed, so long after the one before it by the device's clock, if that is
+    /// known. [`Self::completed`] must be called for it, too.
+    pub fn took(&mut self, span: Option<Duration>, now: Moment) {
+        self.usage.completed(span, self.time_slice(), now);
+    }
+
+    /// The length of this worker's time slices.
+    fn time_slice(&self) -> Duration {
+        let micros = |session: &Arc<Session>| session.grant().time_slice.load(Ordering::Relaxed);
+        match self.session.as_ref().map_or(0, micros) {
+            0 => DRIVERS_SLICE,
+            micros => Duration::from_micros(micros.into()),
+        }
+    }
+
+    /// The number of the outstanding request after whose end the arbiter is to be told what was used; `None` if it is not
+    /// told.
+    pub fn reports_after(&self) -> Option<usize> {
+        let reports = self.sliced && self.mode.is_slices();
+        self.usage.ending_after(REPORT).filter(|_| reports)
     }
 
     /// How long from now what was submitted in this turn is expected to take; none if nothing is
@@ -195,6 +264,10 @@ impl Turns {
     /// A request was submitted.
     pub fn submitted(&mut self, kind: RequestClass, now: Moment) {
         self.meter.submitted(kind, now);
+        if self.sliced {
+            self.usage.submitted(kind, now);
+            self.presence.begin(now);
+        }
         self.calls += 1;
         self.publish();
     }
@@ -202,6 +275,10 @@ impl Turns {
     /// The oldest outstanding requests have completed, so many of them, which was noticed at once.
     pub fn completed(&mut self, count: u32, now: Moment) {
         self.meter.completed_together(count, now);
+        self.completions += u64::from(count);
+        while self.usage.outstanding() > self.meter.outstanding() {
+            self.usage.completed(None, self.time_slice(), now);
+        }
         self.after_completion(now);
     }
 
@@ -209,6 +286,8 @@ impl Turns {
     /// has completed.
     pub fn completed_behind(&mut self, older: usize, now: Moment) {
         self.meter.completed_behind(older, now);
+        self.completions += 1;
+        self.usage.completed_behind(older, self.time_slice());
         self.after_completion(now);
     }
 
@@ -216,6 +295,7 @@ impl Turns {
         if self.meter.outstanding() == 0 {
             self.keep_promise(now);
             self.pauses.begin(now);
+            self.presence.rest(self.pauses.expected(), now);
         }
         self.publish();
     }
@@ -245,10 +325,13 @@ impl Turns {
         let Some(session) = self.current() else {
             return;
         };
+        // The way of sharing may have changed.
+        if self.standing != Standing::Has {
+            return;
+        }
         let since = self.pauses.since().filter(|_| !stuck);
         let expected = since.map_or(Expected::default(), |_| self.pauses.expected());
         let account = session.account();
-        let nanos = |time: Duration| time.as_nanos() as u64;
         for (place, value) in [
             (&account.away_since, since.map_or(0, Moment::nanos)),
             (&account.away_within, nanos(expected.within)),
@@ -292,10 +375,14 @@ impl Turns {
         if let Some(session) = &self.session
             && !session.is_gone()
         {
-            return Some(Arc::clone(session));
+            let session = Arc::clone(session);
+            self.follow(session.grant().mode());
+            return Some(session);
         }
         self.standing = Standing::Without;
         self.session = self.link.session();
+        self.mode =
+            (self.session.as_ref()).map_or(Mode::default(), |session| session.grant().mode());
         if self.session.is_some() {
             // This arbiter counts from nothing, and knows nothing of the client.
             self.overrun = Duration::ZERO;
@@ -303,6 +390,15 @@ impl Turns {
             self.publish();
         }
         self.session.clone()
+    }
+
+    /// When the way of sharing changes, nobody has a turn, and what was asked for is forgotten.
+    fn follow(&mut self, mode: Mode) {
+        if self.mode != mode {
+            self.mode = mode;
+            self.standing = Standing::Without;
+            self.promised = None;
+        }
     }
 
     /// Whether the worker has the device; asks for it if it does not.
@@ -394,7 +490,26 @@ impl Turns {
             .synchronous
             .store(self.synchronous, Ordering::Relaxed);
         account.memory.store(self.memory, Ordering::Relaxed);
+        if self.sliced {
+            let oldest = self.usage.oldest(self.time_slice());
+            let (since, long) = oldest.unwrap_or_default();
+            account.long.store(long.into(), Ordering::Relaxed);
+            for (place, value) in [
+                (&account.oldest_since, since.nanos()),
+                (&account.completions, self.completions),
+                (&account.measured, nanos(self.usage.used())),
+                (&account.present, nanos(self.presence.before)),
+                (&account.present_since, self.presence.since.nanos()),
+                (&account.present_until, self.presence.until.nanos()),
+            ] {
+                place.store(value, Ordering::Relaxed);
+            }
+        }
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos() as u64
 }
 
 /// One session, from its begin to its end; `hung_up` counts arbiters that hang up instead of it. An
@@ -402,6 +517,7 @@ impl Turns {
 fn listen(
     control: &UnixStream,
     link: &Link,
+    slices: &mut Option<Sliced>,
     tell: &impl Fn(News),
     hung_up: &mut u32,
 ) -> Result<(), NoSession> {
@@ -429,14 +545,38 @@ fn listen(
     let set = |value| *link.session.lock_unpoisoned() = value;
     set(Some(Arc::clone(&session)));
     tell(News::Look);
-    while message::listen(session.stream()).is_ok() {
-        tell(News::Look);
+    let mut mode = session.grant().mode();
+    loop {
+        let again = slices.as_mut().and_then(|slices| slices.obey(&session));
+        match wait(session.stream(), again) {
+            Ok(false) => continue,
+            Ok(true) if message::listen(session.stream()).is_ok() => {}
+            _ => break,
+        }
+        // News about slices are not for the serving thread.
+        let before = std::mem::replace(&mut mode, session.grant().mode());
+        if before != mode || !mode.is_slices() {
+            tell(News::Look);
+        }
     }
     session.end();
     set(None);
+    if let Some(slices) = slices {
+        slices.release();
+    }
     base::note!("gantry-accel: the arbiter has ended: this worker waits for another one");
     tell(News::Look);
     Ok(())
+}
+
+/// Waits until the arbiter says something or has ended, or for this time. Returns whether it does.
+fn wait(stream: &UnixStream, patience: Option<Duration>) -> io::Result<bool> {
+    let mut polled = [libc::pollfd {
+        fd: stream.as_raw_fd(),
+        events: libc::POLLIN,
+        revents: 0,
+    }];
+    Ok(poll::poll(&mut polled, patience)? > 0)
 }
 
 #[cfg(test)]

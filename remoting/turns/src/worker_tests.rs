@@ -1,6 +1,6 @@
 //! What a worker tells the arbiter, and when.
 
-use std::sync::mpsc;
+use std::sync::{atomic::AtomicU64, mpsc};
 
 use super::{
     super::fake::{self, Fake},
@@ -12,7 +12,7 @@ const SLICE: u64 = 6_000_000;
 
 fn start() -> (Turns, Fake) {
     let (control, pool) = UnixStream::pair().unwrap();
-    let turns = Turns::start(control, &fake::join(), |_| {}).unwrap();
+    let turns = Turns::start(control, &fake::join(), None, |_| {}).unwrap();
     fake::belongs(&pool);
     (turns, Fake::meet(pool))
 }
@@ -130,7 +130,7 @@ fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions(
     let (control, pool) = UnixStream::pair().unwrap();
     let (sender, told) = mpsc::channel();
     let tell = move |news| sender.send(news).unwrap();
-    let _turns = Turns::start(control, &fake::join(), tell).unwrap();
+    let _turns = Turns::start(control, &fake::join(), None, tell).unwrap();
     fake::belongs(&pool);
     let hangs_up = |times: u32| (0..times).for_each(|time| Fake::that_hangs_up(&pool, time == 0));
     // One that is just ending is nothing to report, nor is one more after another arbiter.
@@ -150,4 +150,125 @@ fn an_arbiter_that_hangs_up_again_and_again_is_reported_once_with_both_versions(
     );
     let _fake = Fake::meet(pool);
     assert_eq!(told.recv(), Ok(News::Look), "it was reported again");
+}
+
+/// Time slices of a worker that only notes what it was told.
+#[derive(Clone, Default)]
+struct Noted(Arc<Mutex<Vec<String>>>);
+
+impl Noted {
+    fn note(&self, what: &str) {
+        self.0.lock().unwrap().push(what.to_owned());
+    }
+
+    /// Waits until the last thing that it was told is this one.
+    fn wait_for(&self, what: &str) {
+        while self.0.lock().unwrap().last().map(String::as_str) != Some(what) {
+            thread::sleep(Duration::from_millis(1));
+        }
+    }
+}
+
+impl Slices for Noted {
+    fn set(&mut self, slice: Duration) {
+        self.note(&format!("{slice:?}"));
+    }
+
+    fn stop(&mut self) -> bool {
+        self.note("stop");
+        true
+    }
+
+    fn keep(&mut self) -> bool {
+        true
+    }
+
+    fn start(&mut self) {
+        self.note("start");
+    }
+
+    fn gpus(&self) -> u64 {
+        4
+    }
+}
+
+fn sliced() -> (Turns, Fake, Noted) {
+    let (control, pool) = UnixStream::pair().unwrap();
+    let noted = Noted::default();
+    let slices = Box::new(noted.clone());
+    let turns = Turns::start(control, &fake::join(), Some(slices), |_| {}).unwrap();
+    (turns, Fake::meet_sliced(pool), noted)
+}
+
+#[test]
+fn in_time_slices_everybody_submits_and_reports_its_use() {
+    let (mut turns, fake, _) = sliced();
+    fake.share_by_slices(true);
+    while !turns.may_submit(CLASS, false, millis(1)) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    let value = |place: &AtomicU64| place.load(Ordering::Relaxed);
+    for _ in 0..3 {
+        assert!(turns.may_submit(CLASS, false, millis(1)));
+        turns.submitted(CLASS, millis(1));
+    }
+    assert_eq!(value(&fake.account.present_until), u64::MAX);
+    // The device had somebody else's slice before the last one.
+    for (span, now) in [(None, 2), (Some(1), 3), (Some(7), 10)] {
+        turns.took(span.map(Duration::from_millis), millis(now));
+        turns.completed(1, millis(now));
+    }
+    let measured = value(&fake.account.measured);
+    assert!((2_900_000..3_100_000).contains(&measured), "{measured}");
+    assert!(value(&fake.account.present_until) < millis(11).nanos());
+    assert_eq!(value(&fake.account.running_since), 0);
+    while fake.heard() == Some(Word::Want) {}
+    assert_eq!(fake.heard(), None);
+    // Back to turns, which it has to ask for.
+    fake.share_by_slices(false);
+    while fake.heard() != Some(Word::Want) {
+        assert!(!turns.may_submit(CLASS, false, millis(20)));
+        thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn who_is_stopped_goes_on_when_the_time_is_over_or_the_arbiter_ends() {
+    let (_turns, fake, noted) = sliced();
+    fake.share_by_slices(true);
+    let soon = Moment::now() + Duration::from_millis(50);
+    fake.stop_until(soon);
+    noted.wait_for("stop");
+    // Nobody says more.
+    noted.wait_for("start");
+    assert!(Moment::now() >= soon);
+    fake.stop_until(Moment::now() + Duration::from_secs(10_000));
+    noted.wait_for("stop");
+    drop(fake);
+    noted.wait_for("start");
+}
+
+#[test]
+fn who_waits_for_a_turn_asks_again_after_the_way_of_sharing_has_changed_twice() {
+    let (mut turns, fake, _) = sliced();
+    while fake.heard() != Some(Word::Want) {
+        assert!(!turns.may_submit(CLASS, false, millis(1)));
+        thread::sleep(Duration::from_millis(1));
+    }
+    fake.share_by_slices(true);
+    fake.share_by_slices(false);
+    assert!(!turns.may_submit(CLASS, false, millis(2)));
+    assert_eq!(fake.heard(), Some(Word::Want));
+}
+
+#[test]
+fn a_call_that_submits_nothing_is_no_work() {
+    let (mut turns, fake, _) = sliced();
+    fake.share_by_slices(true);
+    while !turns.may_submit(CLASS, false, millis(1)) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    turns.carried_out(millis(1));
+    let until = fake.account.present_until.load(Ordering::Relaxed);
+    assert!(until < millis(2).nanos(), "{until}");
 }

@@ -43,7 +43,14 @@ impl Runner {
             return Ok(Self(None));
         };
         let weight = sharing.weight;
-        Ok(Self(Some(Member::join(arbiter, &Join { name, weight })?)))
+        Ok(Self(Some(Member::join(
+            arbiter,
+            &Join {
+                name,
+                weight,
+                sliced: false,
+            },
+        )?)))
     }
 
     pub fn finish(&mut self, job: &mut Job) -> Result<()> {

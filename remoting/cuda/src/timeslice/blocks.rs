@@ -25,6 +25,8 @@ const MOST_CHANNELS: usize = 64;
 
 /// The class of channel groups.
 const GROUP: u32 = 0xa06c;
+/// The class of GPUs.
+pub const DEVICE: u32 = 0x80;
 
 /// What a call is about, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +39,8 @@ pub enum Request {
         class: u32,
         /// For a group: its address space and engine.
         group: Option<(u32, u32)>,
+        /// For a device: the number of its GPU.
+        gpu: Option<u32>,
         status: u32,
     },
     /// An object is freed, and what lies below it.
@@ -79,18 +83,19 @@ impl Request {
                 // SAFETY: as for words.
                 let parameters = unsafe { argument.byte_add(16).cast::<u64>().read_unaligned() };
                 let parameters = parameters as *const c_void;
-                let group = (class == GROUP && !parameters.is_null()).then(|| {
-                    // SAFETY: the parameters of a group are 20 bytes, which the driver reads.
-                    let word =
-                        |at| unsafe { parameters.byte_add(at).cast::<u32>().read_unaligned() };
-                    (word(8), word(12))
-                });
+                // SAFETY: the parameters of a group are 20 bytes, and those of a device 56, which the driver reads.
+                let parameter =
+                    |at| unsafe { parameters.byte_add(at).cast::<u32>().read_unaligned() };
+                let is = |wanted| class == wanted && !parameters.is_null();
+                let group = is(GROUP).then(|| (parameter(8), parameter(12)));
+                let gpu = is(DEVICE).then(|| parameter(0));
                 Some(Self::Allocate {
                     client: word(0),
                     parent: word(4),
                     object: word(8),
                     class,
                     group,
+                    gpu,
                     status: word(40),
                 })
             }

@@ -19,10 +19,12 @@
 //! first, and nothing is stopped until they have returned; if it cannot be started, they fail. What nobody renews for
 //! [`UNRENEWED`] is started, too: nothing stays stopped when whoever decides about it is gone.
 //!
-//! [`trial`] shows on a real GPU whether the driver does what it says.
+//! [`Shared`] does this for all contexts of a worker as the arbiter says; [`trial`] shows on a real GPU whether the driver
+//! does what it says.
 
 mod blocks;
 mod notes;
+mod shared;
 pub mod trial;
 
 #[cfg(test)]
@@ -41,6 +43,7 @@ use base::{Unpoisoned, note::Seldom};
 use blocks::{Channels, Control, Request};
 use notes::Notes;
 use remoting_turns::Moment;
+pub use shared::Shared;
 
 /// For how long a context stays stopped that nobody renews.
 pub const UNRENEWED: Duration = Duration::from_millis(200);
@@ -279,6 +282,11 @@ impl<K: Kernel> Gate<K> {
     /// The contexts that have compute channels.
     pub fn contexts(&self) -> Vec<Context> {
         self.state.lock_unpoisoned().notes.contexts()
+    }
+
+    /// The number of the context's GPU, as the kernel's driver counts.
+    pub fn gpu(&self, context: Context) -> Option<u32> {
+        self.state.lock_unpoisoned().notes.gpu(context)
     }
 
     /// Sets the slice of the context's compute groups.

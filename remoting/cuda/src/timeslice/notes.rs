@@ -4,11 +4,10 @@ use std::{collections::BTreeMap, ffi::c_int};
 
 use super::{
     Context,
-    blocks::{Channels, Request},
+    blocks::{Channels, DEVICE, Request},
 };
 
 /// Classes of objects.
-const DEVICE: u32 = 0x80;
 const SUBDEVICE: u32 = 0x2080;
 const ADDRESS_SPACE: u32 = 0x90f1;
 /// The engine of groups that run kernels.
@@ -17,7 +16,8 @@ const COMPUTE: u32 = 1;
 /// An object that is noted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Device,
+    /// This GPU.
+    Device(u32),
     Subdevice,
     AddressSpace,
     /// A channel group in this address space, on this engine.
@@ -46,9 +46,9 @@ struct Client {
 pub struct Notes(BTreeMap<u32, Client>);
 
 /// What is noted about an object of a class; `None`: nothing.
-fn kind(class: u32, group: Option<(u32, u32)>) -> Option<Kind> {
+fn kind(class: u32, group: Option<(u32, u32)>, gpu: Option<u32>) -> Option<Kind> {
     match class {
-        DEVICE => Some(Kind::Device),
+        DEVICE => Some(Kind::Device(gpu.unwrap_or_default())),
         SUBDEVICE => Some(Kind::Subdevice),
         ADDRESS_SPACE => Some(Kind::AddressSpace),
         // Channels of each generation since Volta.
@@ -66,8 +66,13 @@ impl Notes {
     pub fn waits(&self, request: &Request) -> bool {
         match *request {
             Request::Waits => true,
-            Request::Allocate { class, group, .. } => {
-                matches!(kind(class, group), Some(Kind::Channel | Kind::Group { .. }))
+            Request::Allocate {
+                class, group, gpu, ..
+            } => {
+                matches!(
+                    kind(class, group, gpu),
+                    Some(Kind::Channel | Kind::Group { .. })
+                )
             }
             Request::Free {
                 client,
@@ -93,9 +98,10 @@ impl Notes {
                 object,
                 class,
                 group,
+                gpu,
                 status: 0,
             } => {
-                if let Some(kind) = kind(class, group) {
+                if let Some(kind) = kind(class, group, gpu) {
                     let noted = self.0.entry(client).or_insert_with(|| Client {
                         file,
                         objects: BTreeMap::new(),
@@ -142,6 +148,15 @@ impl Notes {
         contexts.dedup();
         contexts.retain(|context| self.channels(*context).is_some());
         contexts
+    }
+
+    /// The number of the context's GPU.
+    pub fn gpu(&self, context: Context) -> Option<u32> {
+        let device = self.0.get(&context.client)?.objects.get(&context.device)?;
+        match device.kind {
+            Kind::Device(gpu) => Some(gpu),
+            _ => None,
+        }
     }
 
     /// The compute groups of a context, each with its client's file.

@@ -8,6 +8,8 @@ use std::{
     time::Instant,
 };
 
+use remoting_turns::slices::Slices as _;
+
 use super::*;
 
 const CLIENT: u32 = 0xc1d0_0001;
@@ -15,6 +17,8 @@ const DEVICE: u32 = 0x5c00_0001;
 const SUBDEVICE: u32 = 0x5c00_0002;
 const SPACE: u32 = 0x5c00_0003;
 const OTHER_SPACE: u32 = 0x5c00_0004;
+/// The number of the device's GPU.
+const GPU: u32 = 3;
 const FILE: c_int = 7;
 /// Engines of groups.
 const COMPUTE: u32 = 1;
@@ -164,7 +168,7 @@ fn context(space: u32) -> Context {
 fn gate() -> &'static Gate<StandIn> {
     let gate = Box::leak(Box::new(Gate::new(StandIn::default())));
     allocate(gate, 0, CLIENT, 0x41);
-    allocate(gate, CLIENT, DEVICE, 0x80);
+    allocate_with(gate, CLIENT, DEVICE, 0x80, 0, &[GPU; 14]);
     allocate(gate, DEVICE, SUBDEVICE, 0x2080);
     allocate(gate, DEVICE, SPACE, 0x90f1);
     for (object, engine, channels) in [(10, COMPUTE, &[11, 12][..]), (20, COPY, &[21])] {
@@ -434,4 +438,43 @@ fn only_branches_of_the_list_have_slices() {
         let error = listed(&text(other)).unwrap_err();
         assert!(matches!(error, Error::Branch(_)), "{other}");
     }
+}
+
+#[test]
+fn all_contexts_of_a_worker_are_sliced_and_stopped_together() {
+    let gate = gate();
+    let mut shared = Shared::new(gate);
+    assert_eq!(shared.gpus(), 1 << GPU);
+    let millis = Duration::from_millis;
+    shared.set(millis(1));
+    shared.set(millis(1));
+    assert_eq!(gate.kernel.take(), [Call::Slice(10, 1000)]);
+    group(gate, 30, OTHER_SPACE, COMPUTE);
+    allocate(gate, 30, 31, CHANNEL);
+    gate.kernel.take();
+    // Nothing but what the new context needs.
+    shared.set(millis(1));
+    assert_eq!(gate.kernel.take(), [Call::Slice(30, 1000)]);
+    assert!(shared.stop());
+    assert!(shared.keep());
+    assert_eq!(
+        gate.kernel.take(),
+        [Call::Stop(vec![11, 12]), Call::Stop(vec![31])]
+    );
+    // A call that waits for channels starts all, and that is noticed.
+    free(gate, 31);
+    assert!(!shared.keep());
+    assert!(shared.stop());
+    gate.kernel.take();
+    // So is another context, which would run.
+    group(gate, 40, OTHER_SPACE + 1, COMPUTE);
+    allocate(gate, 40, 41, CHANNEL);
+    assert!(!shared.keep());
+    assert!(shared.stop());
+    gate.kernel.take();
+    drop(shared);
+    assert_eq!(
+        gate.kernel.take(),
+        [Call::Start(vec![11, 12]), Call::Start(vec![41])]
+    );
 }

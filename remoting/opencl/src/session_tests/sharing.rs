@@ -105,7 +105,7 @@ impl Client {
         let (mut server, taken, window) = testing::server_with(api, waker);
         let (calls, answers) = (window.calls(), window.answers());
         let (control, pool) = UnixStream::pair().unwrap();
-        server.share(control, &fake::join()).unwrap();
+        server.share(control, &fake::join(), None).unwrap();
         fake::belongs(&pool);
         let mut client = Self {
             server,
@@ -378,7 +378,7 @@ fn a_turn_in_which_the_client_is_to_run_wakes_who_sleeps_on_its_answer() {
 fn a_worker_whose_arbiter_is_of_another_build_ends_and_names_both_versions() {
     let (mut server, mut taken, _window) = testing::server();
     let (control, pool) = UnixStream::pair().unwrap();
-    server.share(control, &fake::join()).unwrap();
+    server.share(control, &fake::join(), None).unwrap();
     fake::belongs(&pool);
     Fake::of_another_build(&pool, 9);
     let mut body = Vec::new();

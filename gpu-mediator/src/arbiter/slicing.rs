@@ -1,0 +1,267 @@
+//! Sharing by time slices: a ledger for each GPU, fed with what workers report, and what it says told to them.
+//!
+//! Nothing is sent for a client that is alone. Reports and what workers are told are in the shared pages; a byte wakes a
+//! worker only when its slice changes, or it is to stop or to go on.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::atomic::Ordering,
+    time::Duration,
+};
+
+use remoting_turns::page::Mode;
+
+use super::{Arbiter, Member};
+use crate::{
+    Moment,
+    policy::{
+        ClientId, Name,
+        ledger::{LEAST_SLICE, Ledger, PERIOD, Report},
+    },
+};
+
+/// How often reports are read while no two clients have work at the same time.
+const IDLE_PERIOD: Duration = Duration::from_millis(20);
+/// How often if nobody has had work for [`QUIET_AFTER`] reviews.
+const QUIET_PERIOD: Duration = Duration::from_millis(100);
+const QUIET_AFTER: u32 = 50;
+/// For how long a worker stays stopped if the arbiter says nothing any more.
+const HOLD: Duration = Duration::from_millis(120);
+/// A request that has been a worker's oldest for so long is longer than a slice, whatever its worker expects.
+const LONG: Duration = Duration::from_millis(50);
+/// A smaller relative difference from the slice that a worker was told is not worth a call.
+const WORTH: f64 = 0.04;
+/// For how long a worker may go on although it was told to stop, if there is no limit for requests.
+const DISOBEDIENCE: Duration = Duration::from_secs(10);
+
+/// What was read of a worker's reports.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Reported {
+    present: Duration,
+    measured: Duration,
+    switching: Duration,
+    completions: u64,
+}
+
+/// The state of sharing by time slices.
+#[derive(Debug, Default)]
+pub(super) struct Slicing {
+    mode: Mode,
+    /// By number of the GPU.
+    ledgers: BTreeMap<u32, Ledger>,
+    next: Option<Moment>,
+    /// Number of reviews since somebody had work.
+    quiet: u32,
+}
+
+impl Slicing {
+    /// Whether the device is shared by slices.
+    pub(super) fn is_on(&self) -> bool {
+        self.mode.is_slices()
+    }
+
+    /// How the device is shared.
+    pub(super) fn mode(&self) -> Mode {
+        self.mode
+    }
+
+    /// When to read reports again.
+    pub(super) fn next(&self) -> Option<Moment> {
+        self.next.filter(|_| self.is_on())
+    }
+}
+
+/// What a worker has reported since the last review.
+struct News {
+    vm: ClientId,
+    gpus: u64,
+    report: Report,
+}
+
+fn gpus(bits: u64) -> impl Iterator<Item = u32> {
+    (0..u64::BITS).filter(move |gpu| bits >> gpu & 1 != 0)
+}
+
+impl Arbiter {
+    /// Shares by slices if all workers can, otherwise by turns; and does what is due.
+    pub(super) fn share_by_slices(&mut self, now: Moment) {
+        let can = |member: &Member| {
+            let gpus = member.worker.account().gpus.load(Ordering::Relaxed);
+            // What is reported is not divided among GPUs.
+            member.sliced && gpus.count_ones() <= 1
+        };
+        let can = self.policy == Name::Ledger && self.members.values().all(can);
+        if can != self.slicing.is_on() {
+            self.change_sharing(can, now);
+        }
+        if self.slicing.is_on() && self.slicing.next.is_none_or(|next| next <= now) {
+            self.review_slices(now);
+        }
+    }
+
+    fn change_sharing(&mut self, slices: bool, now: Moment) {
+        self.end_turn(false);
+        for (id, vm) in &mut self.vms {
+            vm.waiting.clear();
+            self.scheduler.give_up(*id, now);
+        }
+        let mode = self.slicing.mode.next();
+        self.slicing = Slicing {
+            mode,
+            ..Slicing::default()
+        };
+        for member in self.members.values_mut() {
+            member.disobeyed = Duration::ZERO;
+            // Others do not look.
+            if member.sliced {
+                member.worker.share(mode);
+            }
+        }
+        if !self.members.is_empty() {
+            log::info!(
+                "{}",
+                match slices {
+                    true => "all workers can set their time slices: the device serves them at once",
+                    false =>
+                        "a worker cannot set its time slices, or has contexts on several GPUs: all take \
+                         turns",
+                }
+            );
+        }
+    }
+
+    /// Reads reports, so that figures are those of now.
+    pub(super) fn review_now(&mut self) {
+        if self.slicing.is_on() {
+            self.review_slices(Moment::now());
+        }
+    }
+
+    fn review_slices(&mut self, now: Moment) {
+        let news = self.read_reports(now);
+        let numbers: BTreeSet<u32> = news.iter().flat_map(|news| gpus(news.gpus)).collect();
+        self.slicing.ledgers.retain(|gpu, _| numbers.contains(gpu));
+        let (mut most, mut any) = (0, false);
+        for gpu in numbers {
+            let ledger = self
+                .slicing
+                .ledgers
+                .entry(gpu)
+                .or_insert_with(|| Ledger::new(now));
+            let here = || news.iter().filter(|news| news.gpus >> gpu & 1 != 0);
+            let clients: BTreeSet<ClientId> = here().map(|news| news.vm).collect();
+            ledger.retain(|client| clients.contains(&client));
+            for client in clients {
+                let Some(vm) = self.vms.get_mut(&client) else {
+                    continue;
+                };
+                if !ledger.has(client) {
+                    ledger.join(client, vm.weight);
+                }
+                let own = || here().filter(|news| news.vm == client);
+                let stopped = own().all(|news| news.report.stopped);
+                let mut present = Duration::ZERO;
+                let mut measured = Duration::ZERO;
+                for news in own() {
+                    ledger.report(
+                        client,
+                        Report {
+                            stopped,
+                            ..news.report
+                        },
+                    );
+                    present = present.max(news.report.present);
+                    measured += news.report.used;
+                }
+                vm.delayed += present.saturating_sub(measured);
+            }
+            ledger.review(now);
+            for (id, vm) in &mut self.vms {
+                vm.sliced += ledger.take_charged(*id);
+            }
+            let present = here().filter(|news| !news.report.present.is_zero());
+            let present: BTreeSet<ClientId> = present.map(|news| news.vm).collect();
+            most = most.max(present.len());
+            any |= !present.is_empty();
+        }
+        self.tell_workers(&news, now);
+        self.slicing.quiet = match any {
+            true => 0,
+            false => self.slicing.quiet.saturating_add(1),
+        };
+        let pause = match most {
+            2.. => PERIOD,
+            _ if self.slicing.quiet < QUIET_AFTER => IDLE_PERIOD,
+            _ => QUIET_PERIOD,
+        };
+        let others = self.members.len() > 1;
+        self.slicing.next = others.then(|| now + pause);
+    }
+
+    /// What workers have reported since the last time, in the order of [`Arbiter::members`].
+    fn read_reports(&mut self, now: Moment) -> Vec<News> {
+        let read = self.members.values_mut().map(|member| {
+            let account = member.worker.account();
+            let time = |nanos: u64| Duration::from_nanos(nanos);
+            let oldest = Moment::from_nanos(account.oldest_since.load(Ordering::Relaxed));
+            let lasts = oldest != Moment::START && now.since(oldest) >= LONG;
+            let read = Reported {
+                present: member.worker.presence().total(now),
+                measured: time(account.measured.load(Ordering::Relaxed)),
+                switching: time(account.switching.load(Ordering::Relaxed)),
+                completions: account.completions.load(Ordering::Relaxed),
+            };
+            let before = std::mem::replace(&mut member.reported, read);
+            News {
+                vm: member.vm,
+                gpus: account.gpus.load(Ordering::Relaxed),
+                report: Report {
+                    present: read.present.saturating_sub(before.present),
+                    used: read.measured.saturating_sub(before.measured),
+                    long: lasts || account.long.load(Ordering::Relaxed) != 0,
+                    stopped: account.stopped.load(Ordering::Relaxed) != 0,
+                    completed: read.completions != before.completions,
+                    switching: read.switching.saturating_sub(before.switching),
+                },
+            }
+        });
+        read.collect()
+    }
+
+    /// Tells workers what the ledgers say.
+    fn tell_workers(&mut self, news: &[News], now: Moment) {
+        let limit = self.limit.unwrap_or(DISOBEDIENCE);
+        for (member, own) in self.members.values_mut().zip(news) {
+            let ledgers = || gpus(own.gpus).filter_map(|gpu| self.slicing.ledgers.get(&gpu));
+            let stop = ledgers().any(|ledger| ledger.is_stopped(own.vm));
+            member.worker.stop_until(stop.then(|| now + HOLD));
+            // Those of one client share its slices.
+            let present = |news: &&News| news.vm == own.vm && !news.report.present.is_zero();
+            let sharers = news.iter().filter(present).count().max(1) as u32;
+            if let Some(slice) = ledgers().filter_map(|ledger| ledger.slice(own.vm)).min() {
+                let slice = (slice / sharers).max(LEAST_SLICE);
+                let told = member.worker.time_slice().unwrap_or_default();
+                if slice.abs_diff(told).as_secs_f64() > WORTH * told.as_secs_f64() {
+                    member.worker.set_time_slice(slice);
+                }
+            }
+            match own.report.stopped {
+                true => member.disobeyed = Duration::ZERO,
+                false if stop => member.disobeyed += own.report.present,
+                false => {}
+            }
+            if member.disobeyed > limit && !member.dying {
+                member.dying = true;
+                member.worker.kill();
+                if let Some(vm) = self.vms.get_mut(&member.vm) {
+                    vm.killed += 1;
+                    log::warn!(
+                        "{}: a worker does not stop for {:.1} s: it is ended",
+                        vm.name,
+                        limit.as_secs_f64()
+                    );
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,92 @@
+//! Time slices of a worker's contexts, as the arbiter says.
+
+use std::{sync::atomic::Ordering, time::Duration};
+
+use super::{Moment, session::Session};
+
+/// The length of slices that the driver sets by itself.
+pub const DRIVERS_SLICE: Duration = Duration::from_micros(2048);
+/// How often to look while stopped: whether the stop is to go on, and whether it has ended by itself.
+const STOPPED: Duration = Duration::from_millis(20);
+/// How often to look otherwise: whether there are new contexts.
+const RUNNING: Duration = Duration::from_millis(50);
+
+/// Sets the time slices of this process's contexts, and stops them.
+pub trait Slices: Send {
+    /// Slices last so long from now on, those of contexts that were made since the last call, too. Nothing is done for
+    /// contexts whose slices are right.
+    fn set(&mut self, slice: Duration);
+    /// Takes all contexts off the device. Returns whether all are.
+    fn stop(&mut self) -> bool;
+    /// They stay stopped. Returns whether all still are; otherwise none is.
+    fn keep(&mut self) -> bool;
+    /// They continue.
+    fn start(&mut self);
+    /// The GPUs on which there are contexts, as bits, by the driver's number.
+    fn gpus(&self) -> u64;
+}
+
+/// The slices of this process, and what they are.
+pub(super) struct Sliced {
+    slices: Box<dyn Slices>,
+    stopped: bool,
+    /// Whether slices were set that are not the driver's.
+    set: bool,
+}
+
+impl Sliced {
+    pub(super) fn new(slices: Box<dyn Slices>) -> Self {
+        Self {
+            slices,
+            stopped: false,
+            set: false,
+        }
+    }
+
+    /// Does what the arbiter says now, and reports it. Returns after which time to look again; `None`: when the arbiter
+    /// says something.
+    pub(super) fn obey(&mut self, session: &Session) -> Option<Duration> {
+        let (grant, account) = (session.grant(), session.account());
+        if !grant.mode().is_slices() {
+            self.release();
+            account.stopped.store(0, Ordering::Relaxed);
+            return None;
+        }
+        let begin = Moment::now();
+        let until = Moment::from_nanos(grant.stopped_until.load(Ordering::Acquire));
+        match (until > begin, self.stopped) {
+            (true, true) => self.stopped = self.slices.keep(),
+            (true, false) => self.stopped = self.slices.stop(),
+            (false, _) => self.start(),
+        }
+        let micros = grant.time_slice.load(Ordering::Relaxed);
+        if micros != 0 {
+            self.set = true;
+            self.slices.set(Duration::from_micros(micros.into()));
+        }
+        let took = Moment::now().since(begin).as_nanos() as u64;
+        account.switching.fetch_add(took, Ordering::Relaxed);
+        account
+            .stopped
+            .store(self.stopped.into(), Ordering::Relaxed);
+        account.gpus.store(self.slices.gpus(), Ordering::Relaxed);
+        Some(match until > begin {
+            true => STOPPED,
+            false => RUNNING,
+        })
+    }
+
+    fn start(&mut self) {
+        if std::mem::take(&mut self.stopped) {
+            self.slices.start();
+        }
+    }
+
+    /// Starts what is stopped, and gives slices the driver's length.
+    pub(super) fn release(&mut self) {
+        self.start();
+        if std::mem::take(&mut self.set) {
+            self.slices.set(DRIVERS_SLICE);
+        }
+    }
+}
