@@ -100,7 +100,14 @@ fn act(input: &mut Input, path: &PathBuf, peers: &mut Vec<Peer>) {
             let weight = u32::from(input.u8());
             let sliced = which & 8 != 0;
             let name = ["a", "b", "\u{e9}"][which % 3].to_owned();
-            let _ = (&peer.stream).write_all(&Join { name, weight, sliced }.to_bytes());
+            let _ = (&peer.stream).write_all(
+                &Join {
+                    name,
+                    weight,
+                    sliced,
+                }
+                .to_bytes(),
+            );
         }
         168..184 => {
             let length = usize::from(input.u8());
