@@ -4,7 +4,7 @@ use std::{
     ffi::CStr,
     fs::File,
     io,
-    os::fd::{AsRawFd, FromRawFd},
+    os::fd::{AsFd, AsRawFd, FromRawFd},
 };
 
 /// The page size that backs a file.
@@ -73,9 +73,29 @@ pub fn sealed_of(name: &CStr, len: u64, pages: Pages) -> io::Result<File> {
     }
 }
 
+/// Whether a file is shared memory: in memory without a name, or on tmpfs or hugetlbfs.
+///
+/// Asks no file system. `fstat`, `fstatfs`, reads and accesses to a mapping of a file that a peer has sent may wait for ever
+/// for whoever serves its file system (FUSE, NFS), so this comes before them.
+pub fn is_shared_memory(file: impl AsFd) -> bool {
+    // SAFETY: a call without pointers on an open descriptor. Only shared memory has seals, if only the one against seals.
+    unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GET_SEALS) >= 0 }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn shared_memory_is_told_from_other_files() {
+        let folder = tempfile::tempdir_in("/dev/shm").unwrap();
+        let named = File::create(folder.path().join("named")).unwrap();
+        assert!(is_shared_memory(create(c"memory").unwrap()) && is_shared_memory(named));
+        let others = ["/dev/zero", "/proc/self/exe", "/proc/version", "/"];
+        for other in others.map(|path| File::open(path).unwrap()) {
+            assert!(!is_shared_memory(other));
+        }
+    }
 
     #[test]
     fn a_sealed_file_keeps_its_size() {

@@ -2,7 +2,10 @@
 
 use std::{io, os::fd::OwnedFd};
 
-use base::mapping::{Access, Mapping};
+use base::{
+    mapping::{Access, Mapping},
+    memfd,
+};
 use rustix::fs::{FileType, fstat, fstatfs};
 
 use crate::convert::PAGE;
@@ -17,6 +20,10 @@ const TMPFS: u64 = 0x0102_1994;
 /// The file is not on tmpfs, it is shorter, or it is not open for writing.
 pub fn map(file: &OwnedFd, offset: u64, length: u64) -> io::Result<Mapping> {
     let invalid = || io::Error::from(io::ErrorKind::InvalidInput);
+    // First: others' file systems may not answer what follows.
+    if !memfd::is_shared_memory(file) {
+        return Err(invalid());
+    }
     let size = fstat(file)?;
     let is_shared = FileType::from_raw_mode(size.st_mode) == FileType::RegularFile
         && u64::try_from(fstatfs(file)?.f_type).is_ok_and(|kind| kind == TMPFS);
@@ -33,9 +40,38 @@ pub fn map(file: &OwnedFd, offset: u64, length: u64) -> io::Result<Mapping> {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs::File, os::fd::AsRawFd};
+    use std::{fs::File, os::fd::AsRawFd, thread};
+
+    use seccompiler::{SeccompAction, SeccompFilter};
 
     use super::*;
+
+    #[test]
+    fn the_file_system_of_a_program_s_file_is_asked_nothing() {
+        let file: OwnedFd = File::open("/proc/version").expect("it is there").into();
+        // Stands for one that does not answer.
+        let calls = [
+            libc::SYS_fstat,
+            libc::SYS_newfstatat,
+            libc::SYS_statx,
+            libc::SYS_fstatfs,
+            libc::SYS_mmap,
+        ];
+        let filter = SeccompFilter::new(
+            calls.map(|call| (call, Vec::new())).into(),
+            SeccompAction::Allow,
+            SeccompAction::Errno(libc::ESTALE as u32),
+            std::env::consts::ARCH.try_into().expect("it is known"),
+        );
+        let filter: seccompiler::BpfProgram =
+            filter.and_then(TryInto::try_into).expect("it is small");
+        let mapped = thread::spawn(move || {
+            seccompiler::apply_filter(&filter).expect("the kernel has seccomp");
+            map(&file, 0, PAGE).map(drop).map_err(|error| error.kind())
+        });
+        let mapped = mapped.join().expect("it does not panic");
+        assert_eq!(mapped, Err(io::ErrorKind::InvalidInput));
+    }
 
     #[test]
     fn only_whole_parts_of_writable_shared_memory_are_mapped() {

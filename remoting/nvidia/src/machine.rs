@@ -36,6 +36,7 @@ use remoting_transport::{
     bell::Bell,
     endpoint::{Gone, Receiver, Sender, Spin},
     mapping,
+    peer_files::{self, WrongFile},
     port_bell::{Events as Bells, Waker},
     ring::{Consumer, Producer},
     sync::AtomicU32,
@@ -75,6 +76,9 @@ pub enum Error {
     /// Its files.
     #[error("a virtual machine sent {0} files with its attachment, and not 4")]
     Files(usize),
+    /// One of its files.
+    #[error("a virtual machine was refused")]
+    File(#[from] WrongFile),
     /// Its window.
     #[error(transparent)]
     Window(#[from] mapping::Error),
@@ -152,8 +156,10 @@ pub fn serve(
     let (machine, calls, worker) = match attach(connection, make) {
         Ok(attached) => attached,
         Err(error) => {
-            // The machine has ended, if it does not take this.
-            let _ = (&mut &*connection).write_all(&[REFUSED]);
+            if !matches!(error, Error::File(_)) {
+                // The machine has ended, if it does not take this.
+                let _ = (&mut &*connection).write_all(&[REFUSED]);
+            }
             return Err(error);
         }
     };
@@ -204,6 +210,11 @@ fn attach(
     let mut bytes = [0; ATTACHMENT];
     let files = socket::receive_exact(connection, &mut bytes).map_err(failed)?;
     connection.set_read_timeout(None).map_err(failed)?;
+    if let Err(wrong) = peer_files::check(&files) {
+        // Before the files are closed, which may take for ever.
+        let _ = (&mut &*connection).write_all(&[REFUSED]);
+        return Err(wrong.into());
+    }
     let count = files.len();
     let Ok([memory, doorbell, interrupt, account]) = <[OwnedFd; 4]>::try_from(files) else {
         return Err(Error::Files(count));

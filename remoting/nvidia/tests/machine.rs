@@ -149,16 +149,25 @@ struct Machine {
 impl Machine {
     /// A machine whose agent has said hello, and what the worker says to it.
     fn attach(pool: &Pool, change: impl FnOnce(&mut Attachment)) -> (Self, Vec<u8>) {
+        Self::attach_with(pool, &event(), change)
+    }
+
+    /// The same, with this in place of an interrupt.
+    fn attach_with(
+        pool: &Pool,
+        interrupt: &OwnedFd,
+        change: impl FnOnce(&mut Attachment),
+    ) -> (Self, Vec<u8>) {
         let connection = pool.connect();
         let memory = mapping::create(WINDOW).expect("there is memory");
         let window = Window::map(&memory, WINDOW, RING).expect("it is large enough");
         let hello = Hello::answer(SPOKEN, Form::Port, (0, 0));
         window.write_client_hello(&hello.to_bytes());
         let (account, account_file) = Account::create().expect("there is memory");
-        let (doorbell, interrupt) = (event(), event());
+        let doorbell = event();
         let mut attachment = Attachment::new(SPOKEN, WINDOW);
         change(&mut attachment);
-        let files = [&memory, &doorbell, &interrupt, &account_file].map(AsFd::as_fd);
+        let files = [&memory, &doorbell, interrupt, &account_file].map(AsFd::as_fd);
         socket::send(&connection, &attachment.to_bytes(), &files).expect("it listens");
         let mut said = vec![0; hello::SIZE];
         let length = (&connection).read(&mut said).expect("it answers");
@@ -665,9 +674,10 @@ fn new_programs_do_not_wait_for_a_file_that_is_being_closed() {
 }
 
 #[test]
-fn a_machine_of_another_build_or_for_some_devices_is_refused() {
+fn a_machine_of_another_build_for_some_devices_or_with_other_files_is_refused() {
     become_pool();
-    let pool = Pool::start("a_machine_of_another_build_or_for_some_devices_is_refused");
+    let pool =
+        Pool::start("a_machine_of_another_build_for_some_devices_or_with_other_files_is_refused");
     let (machine, said) = Machine::attach(&pool, |attachment| attachment.version.fingerprint ^= 1);
     let answer: [u8; hello::SIZE] = said.try_into().expect("it is a hello");
     let check = |bytes| Hello::check(bytes, &[SPOKEN]);
@@ -678,6 +688,13 @@ fn a_machine_of_another_build_or_for_some_devices_is_refused() {
     );
     let (_, said) = Machine::attach(&pool, |attachment| attachment.device = "H200".to_owned());
     assert_eq!(said, [remoting_proto::port::REFUSED]);
+    let file = File::open("/proc/version").expect("it is there");
+    let (_, said) = Machine::attach_with(&pool, &file.into(), |_| ());
+    assert_eq!(
+        said,
+        [remoting_proto::port::REFUSED],
+        "a file system's file"
+    );
     let connection = pool.connect();
     (&connection).write_all(&[7; 300]).expect("it listens");
     let mut said = Vec::new();

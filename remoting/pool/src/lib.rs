@@ -3,7 +3,7 @@
 //! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it; `log`: what workers
 //!   write to their standard error; [`process`]: the worker itself; [`options`]: its options; [`confine`]: the sandbox of
 //!   workers; `group`: limits for a worker and everything that it starts; [`compiled`]: the cache of compiled programs,
-//!   which outlives workers; `folders`: where all of them write; `kept_files`: what applications' files they keep.
+//!   which outlives workers; `folders`: where all of them write.
 //! - [`control`]: how an application moves from one worker to another: `moves` and `moving` are the pool's side,
 //!   `standby` a worker's.
 //! - [`stream`]: how applications on other machines reach workers; `handshake`: how a worker accepts its application;
@@ -23,7 +23,6 @@ mod folders;
 pub mod gate;
 mod group;
 mod handshake;
-mod kept_files;
 mod listener;
 mod log;
 pub mod moves;

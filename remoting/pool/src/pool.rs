@@ -35,7 +35,7 @@ use remoting_proto::{
     },
 };
 use remoting_stream::{address::Host, tls};
-use remoting_transport::{closer::Closer, socket};
+use remoting_transport::{closer::Closer, peer_files, socket};
 
 use super::{
     compiled::{self, sweep::Sweeper},
@@ -45,7 +45,6 @@ use super::{
     folders::Cache,
     group::{Groups, Limits},
     handshake::Refusals,
-    kept_files,
     listener::Listener,
     log::Log,
     moves::Moves,
@@ -434,7 +433,7 @@ impl Pool<'_> {
             // Once, before anything of the application's runs; where it has been moved to, it is known already.
             Some(Said::Serves(window, attachment)) if serving.place.is_none() => {
                 // Its worker checks the same: this one does not, so it was taken over.
-                if let Err(wrong) = kept_files::check(&files) {
+                if let Err(wrong) = peer_files::check(&files) {
                     base::note!("gantry-accel: a worker is ended: {wrong}");
                     serving.phase = Phase::Ending;
                     serving.worker.kill();

@@ -45,6 +45,7 @@ use remoting_transport::{
     bell::Futex,
     endpoint::Receiver,
     mapping,
+    peer_files::{self, WrongFile},
     port_bell::{Events, Waker},
     socket,
     window::{self, RING},
@@ -56,7 +57,6 @@ use super::{
     confine::{self, Confinement, Later, Piece},
     control,
     handshake::Door,
-    kept_files::{self, WrongFile},
     options::Options,
     standby::{self, Movable},
     stream,
@@ -92,8 +92,8 @@ pub enum Error {
     #[error("a virtual machine sent {0} files with its attachment, and not 4")]
     Files(usize),
     /// One of a machine's files.
-    #[error("a virtual machine was refused: its files would be kept")]
-    Kept(#[from] WrongFile),
+    #[error("a virtual machine was refused")]
+    File(#[from] WrongFile),
     /// The devices that it wants.
     #[error("the accelerator of a virtual machine wants devices that cannot be named so")]
     Device(#[source] WrongName),
@@ -558,6 +558,11 @@ fn serve_slice(
     files: Vec<OwnedFd>,
 ) -> Result<(), Error> {
     let options = worker.options;
+    if let Err(wrong) = peer_files::check(&files) {
+        // Before the files are closed, which may take for ever.
+        let _ = (&mut &*stream).write_all(&[port::REFUSED]);
+        return Err(wrong.into());
+    }
     // Before the rest, whose length another version may not know.
     let theirs = Attachment::version(start)?;
     let first = apis::spoken(options.apis[0]);
@@ -646,7 +651,6 @@ pub(super) fn tell_slice(attachment: &Attachment, files: &[OwnedFd]) -> Result<(
     if files.len() != 4 {
         return Err(Error::Files(files.len()));
     }
-    kept_files::check(files)?;
     let files: Vec<_> = files.iter().map(AsFd::as_fd).collect();
     let told = stream::tell_place(&attachment.to_bytes(), attachment.window, &files);
     told.map_err(Error::Connection)

@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use base::memfd;
 use remoting_opencl::{Server, told::Told};
 use remoting_proto::{
     port::{ATTACHMENT, Attachment},
@@ -130,7 +131,22 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
             let mut patience = None;
             let mut when_busy =
                 refusal("its device is busy: what it has there is not copied in time");
-            let order = match (command, files.into_iter().next()) {
+            // The others are closed after the reply.
+            let mut files = files.into_iter();
+            let file = files.next();
+            let is_image = file.as_ref().is_some_and(memfd::is_shared_memory);
+            let order = match (command, file) {
+                // Who writes to a file of a file system may wait for ever.
+                (
+                    Command::Save()
+                    | Command::SaveRest(..)
+                    | Command::Precopy(..)
+                    | Command::Fetch(_),
+                    Some(_),
+                ) if !is_image => {
+                    refuse("its state goes to shared memory alone");
+                    continue;
+                }
                 (Command::Describe(), None) => {
                     let _ = control::send(&channel, &Reply::Serves(told.described()), &[]);
                     continue;
@@ -320,7 +336,10 @@ fn restored(
     let mut is_whole = false;
     while !is_whole {
         let (image, charged) = next(channel, |command, files| {
-            let file = files.into_iter().next()?;
+            let file = files
+                .into_iter()
+                .next()
+                .filter(|file| memfd::is_shared_memory(file))?;
             let charged = match command {
                 Command::Prepare(charged) => charged,
                 Command::Restore(charged) => {
@@ -525,6 +544,35 @@ mod tests {
         assert!(refused.contains("nobody"), "{refused}");
         while let Err(refused) = round(30_000) {
             assert!(refused.contains("is being copied"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn a_state_is_written_to_shared_memory_alone() {
+        let (pool, _machine) = asked_by_two(Movable::From(Told::default()));
+        let worker = Peer {
+            channel: &pool,
+            who: "the worker",
+        };
+        let patience = Patience::within(Duration::from_secs(30));
+        let image = std::fs::File::open("/dev/null").unwrap();
+        let what = remoting_transport::control::Fetch {
+            mem: 0,
+            bytes: 1,
+            left: 1,
+        };
+        for command in [
+            Command::Precopy(0, 30_000),
+            Command::Save(),
+            Command::SaveRest(0, false),
+            Command::Fetch(what),
+        ] {
+            let refused = worker.ask(&command, &[image.as_fd()], &patience);
+            let refused = refused.unwrap_err().to_string();
+            assert_eq!(
+                refused, "its state goes to shared memory alone",
+                "{command:?}"
+            );
         }
     }
 

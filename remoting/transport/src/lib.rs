@@ -35,6 +35,8 @@ pub mod naps;
 #[cfg(feature = "std")]
 pub mod order;
 #[cfg(feature = "std")]
+pub mod peer_files;
+#[cfg(feature = "std")]
 pub mod port_bell;
 pub mod ring;
 #[cfg(feature = "std")]

@@ -195,12 +195,16 @@ fn a_machine_with_a_file_of_another_file_system_is_refused() {
     let folder = tempfile::tempdir().unwrap();
     let pool = Pool::of(folder.path(), "opencl,cuda");
     let port = Port::new();
-    let file = File::open("/proc/version").unwrap();
-    let hello = Hello::client::<OpenCl>();
-    let machine = port.attach_with(&pool, (0, file.into()), ApiId::OpenCl, hello);
-    assert_eq!(machine.said(), REFUSED);
-    let machine = port.attach(&pool, 1, ApiId::OpenCl, hello);
-    assert_eq!(machine.said(), READY);
+    for (api, hello) in [
+        (ApiId::OpenCl, Hello::client::<OpenCl>()),
+        (ApiId::Cuda, Hello::client::<Cuda>()),
+    ] {
+        let file = File::open("/proc/version").unwrap();
+        let machine = port.attach_with(&pool, (0, file.into()), api, hello);
+        assert_eq!(machine.said(), REFUSED);
+        let machine = port.attach(&pool, 1, api, hello);
+        assert_eq!(machine.said(), READY);
+    }
 }
 
 #[test]

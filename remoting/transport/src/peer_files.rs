@@ -1,13 +1,15 @@
-//! Which files of others a process may keep while it starts other processes.
+//! Which files of a port, as a machine sends them, may be used and kept: shared memory, and event counters.
 //!
-//! A program that is executed closes what it was forked with, and a close tells the file's system: one that another process
-//! serves may let it wait for ever. Kept are files whose close waits for nobody: shared memory, and event counters. Both are
-//! recognized without a call to a file system: `fstat` and `fstatfs` may wait for whoever serves it.
+//! Whatever is done with a file of another file system may wait for ever for the process that serves it: `fstat`, a read, an
+//! access to a mapping, and also the close, by which any program that is executed gives up what it was forked with. So files
+//! are checked before their first use, without a call to their file system.
 
 use std::{
     fs, io,
     os::fd::{AsFd, AsRawFd, OwnedFd},
 };
+
+use base::memfd;
 
 /// What the kernel calls an event counter.
 const EVENT: &str = "anon_inode:[eventfd]";
@@ -21,17 +23,11 @@ pub struct WrongFile(usize, usize);
 ///
 /// # Errors
 /// The first that must not be kept.
-pub(super) fn check(files: &[OwnedFd]) -> Result<(), WrongFile> {
+pub fn check(files: &[OwnedFd]) -> Result<(), WrongFile> {
     let wrong = files
         .iter()
-        .position(|file| !is_memory(file) && !is_event(file));
+        .position(|file| !memfd::is_shared_memory(file) && !is_event(file));
     wrong.map_or(Ok(()), |place| Err(WrongFile(place + 1, files.len())))
-}
-
-/// Only files of shared memory have seals, if only that there can be none.
-fn is_memory(file: &impl AsFd) -> bool {
-    // SAFETY: a plain call.
-    unsafe { libc::fcntl(file.as_fd().as_raw_fd(), libc::F_GET_SEALS) >= 0 }
 }
 
 fn is_event(file: &impl AsFd) -> bool {
@@ -41,7 +37,7 @@ fn is_event(file: &impl AsFd) -> bool {
     target.is_ok_and(|target| target.as_os_str() == EVENT)
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use std::{fs::File, net::TcpListener, os::fd::FromRawFd, os::unix::net::UnixStream};
 
