@@ -6,7 +6,7 @@ use std::{
     io,
     mem::ManuallyDrop,
     os::{
-        fd::{AsRawFd, FromRawFd, OwnedFd},
+        fd::{AsFd, AsRawFd, FromRawFd, OwnedFd},
         unix::{net::UnixStream, process::CommandExt},
     },
     path::{Path, PathBuf},
@@ -27,7 +27,10 @@ use remoting_session::{
     passive::{Offer, Passive},
     quota::Quota,
 };
-use remoting_transport::{messages, socket};
+use remoting_transport::{
+    closer::{Closer, Connection},
+    messages, socket,
+};
 use vmfunc_gate::guest::{self, Ended};
 
 use super::{
@@ -35,6 +38,7 @@ use super::{
     drivers,
     folders::{Cache, Folder},
     pool,
+    starter::Starter,
 };
 
 /// What a process behind a gate offers.
@@ -228,20 +232,24 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// application that cannot be served, the connection is closed.
 pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Error> {
     let listener = socket::listen(&path).map_err(|source| Error::Listen { path, source })?;
+    let starter = Starter::new().map_err(Error::Start)?;
+    let closer = Closer::default();
     let all = Cache::open(&options.cache).map_err(Error::Start)?;
     // Every served application holds a reference.
     let served = Arc::new(());
     let mut number = 0u64;
     loop {
         let accepted = listener.accept().map_err(Error::Connection);
+        // What has been sent by it may not close.
+        let accepted = accepted.map(|(stream, _)| Connection::new(stream, &closer));
         if accepted.is_ok() && Arc::strong_count(&served) > MOST {
             base::note!("gantry-accel: {MOST} applications are served: another one is refused");
             continue;
         }
         number += 1;
-        let started = accepted.and_then(|(stream, _)| {
+        let started = accepted.and_then(|connection| {
             let process = process(program, "connected", options, (&all, number))?;
-            connect(process, stream, Arc::clone(&served)).map_err(Error::Start)
+            connect(&starter, process, connection, Arc::clone(&served)).map_err(Error::Start)
         });
         if let Err(error) = started {
             let source = std::error::Error::source(&error);
@@ -254,23 +262,24 @@ pub fn listen(path: PathBuf, program: &Path, options: &Options) -> Result<(), Er
 
 /// Starts the process for a connection, and a thread that ends it with the application and removes its folder.
 fn connect(
+    starter: &Starter,
     (mut command, cache): (Command, Folder),
-    stream: UnixStream,
+    connection: Connection,
     served: Arc<()>,
 ) -> io::Result<()> {
-    let connection = stream.try_clone()?;
-    command.stdin(OwnedFd::from(stream)).process_group(0);
-    let started = command
-        .spawn()
-        .and_then(|child| Attended::new(child, cache));
-    // Also closes this process's copy of the connection.
-    drop(command);
-    let attended = started?;
+    command.process_group(0);
+    let child = starter.start(&[connection.as_fd()], move |files| {
+        command.stdin(files.into_iter().next().ok_or(io::ErrorKind::InvalidData)?);
+        command.spawn()
+    })?;
+    let attended = Attended::new(child, cache)?;
     thread::Builder::new()
         .name("attend".to_owned())
         .spawn(move || {
             attended.wait(&connection);
-            drop((attended, served));
+            // The other side sees the end of the connection when the process has ended.
+            drop(attended);
+            drop((connection, served));
         })?;
     Ok(())
 }

@@ -69,6 +69,11 @@ pub(super) struct Listener {
 }
 
 impl Listener {
+    /// Whether clients are processes of this machine.
+    pub(super) fn is_of_this_machine(&self) -> bool {
+        matches!(self.protocol, None | Some(StreamProtocol::Unix))
+    }
+
     pub fn open(config: ListenConfig, options: &Options) -> Result<Self, Error> {
         if let Some(option) = unused(&config, options) {
             return Err(Error::ForPorts(option));

@@ -14,6 +14,7 @@ use remoting_transport::{
 
 use super::{
     control::{self, NotMoved},
+    log::Client,
     moves::{Asker, Departure, Event, Request, SERVES, To, Way, Which},
     pool::{Phase, Pool, Serving},
     worker::{self, New, Worker},
@@ -244,11 +245,14 @@ impl Pool<'_> {
             folder: self.cache.folder.join(self.started.to_string()),
             groups: self.groups.as_ref(),
             log: &self.log,
-            closer: &self.closer,
+            starter: &self.starter,
             standby: true,
         };
         let worker = worker::start(&self.listener, self.program, &self.options, self.files, new)?;
         let serving = &mut self.serving[index];
+        let is_local = self.listener.is_of_this_machine();
+        let client = Client::of(&serving.connection, is_local);
+        self.log.serves(worker.id().cast_unsigned(), client);
         let channels = (&serving.worker.control, &worker.control);
         let application = (Arc::clone(&serving.connection), serving.place.clone());
         let number = serving.worker.number;

@@ -33,7 +33,7 @@ const FEW: usize = 4;
 const HEAD_START: Duration = Duration::from_millis(50);
 
 /// The origin of a connection, to which the limit for one address applies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Origin {
     /// A user of this machine.
     User(libc::uid_t),

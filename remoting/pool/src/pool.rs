@@ -46,11 +46,12 @@ use super::{
     group::{Groups, Limits},
     handshake::Refusals,
     listener::Listener,
-    log::Log,
+    log::{Client, Log},
     moves::Moves,
     moving::{Departed, Destination, Leaving},
     options::{Library, Options},
     slices,
+    starter::Starter,
     stream::{self, Said},
     worker::{self, New, Remains, Worker},
 };
@@ -166,6 +167,8 @@ pub fn run(
         return Err(Error::Library(library.clone()));
     }
     let place = config.place();
+    // Before anybody can connect.
+    let starter = Starter::new().map_err(Error::Start)?;
     let listener = Listener::open(config, options)?;
     base::note!(
         "gantry-accel: serving {} at {place}{}",
@@ -225,6 +228,7 @@ pub fn run(
         files,
         sweeper,
         log: Log::start().map_err(Error::Start)?,
+        starter,
         closer,
         waiting: Vec::new(),
         serving: Vec::new(),
@@ -298,6 +302,7 @@ pub(super) struct Pool<'a> {
     pub moves: Moves,
     pub sweeper: Sweeper,
     pub log: Log,
+    pub starter: Starter,
     pub remover: Sender<Remains>,
     pub closer: Closer,
     /// Maximum number of workers.
@@ -345,7 +350,7 @@ impl Pool<'_> {
                 folder: self.cache.folder.join(self.started.to_string()),
                 groups: self.groups.as_ref(),
                 log: &self.log,
-                closer: &self.closer,
+                starter: &self.starter,
                 standby: false,
             };
             let program = self.program;
@@ -573,6 +578,8 @@ impl Pool<'_> {
         if hello.is_some_and(|hello| Hello::is_from_another(&hello)) {
             self.held_back = Some(Instant::now() + RETURN);
         }
+        let client = Client::of(&connection, self.listener.is_of_this_machine());
+        self.log.serves(worker.id().cast_unsigned(), client);
         let connection = Arc::new(connection);
         let _ = socket::send(&worker.channel, &[stream::SERVE], &[]);
         let folder = &worker.remains.folder.0;

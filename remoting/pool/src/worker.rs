@@ -18,7 +18,7 @@ use std::{
 };
 
 use base::limits::Limit;
-use remoting_transport::{closer::Closer, order};
+use remoting_transport::closer::Closer;
 use remoting_turns::introduce;
 
 use super::{
@@ -30,6 +30,7 @@ use super::{
     options::Options,
     process::{CONTROL, LISTENER},
     standby::MOVES,
+    starter::Starter,
     stream,
 };
 
@@ -168,8 +169,7 @@ pub(super) struct New<'a> {
     pub folder: PathBuf,
     pub groups: Option<&'a Groups>,
     pub log: &'a Log,
-    /// Closes what others have sent.
-    pub closer: &'a Closer,
+    pub starter: &'a Starter,
     /// Whether it takes up another worker's application.
     pub standby: bool,
 }
@@ -192,14 +192,11 @@ pub(super) fn start(
     let mut command = Command::new(program);
     let (channel, theirs) = UnixStream::pair()?;
     let (moves, worker_moves) = UnixStream::pair()?;
-    let mut given = vec![
-        (listener.socket.as_raw_fd(), LISTENER),
-        (worker_moves.as_raw_fd(), MOVES),
-    ];
+    let mut places = vec![LISTENER, MOVES];
     let control = match &options.arbiter {
         Some(path) => {
             let (ours, theirs) = UnixStream::pair()?;
-            given.push((theirs.as_raw_fd(), CONTROL));
+            places.push(CONTROL);
             command.arg("worker").arg("--arbiter").arg(path);
             Some((ours, theirs, path))
         }
@@ -210,42 +207,39 @@ pub(super) fn start(
     };
     describe(&mut command, listener, options, new.standby, cache);
     let (their_errors, errors) = Log::pipe()?;
-    command
-        .process_group(0)
-        .stdin(Stdio::null())
-        .stdout(OwnedFd::from(theirs))
-        .stderr(their_errors);
-    let pool = std::process::id();
-    // SAFETY: only async-signal-safe calls between fork and exec.
-    unsafe {
-        command.pre_exec(move || {
-            // First of all, so that nothing of it is in the pool's.
-            if let Some(entrance) = &entrance {
-                group::enter(entrance.as_fd())?;
-            }
-            base::child::end_with(pool)?;
-            // Drivers may use `select`. Somebody may have lowered the limit meanwhile.
-            let _ = files.set();
-            // First out of each other's way, then to their places, where they stay open.
-            for (fd, _) in &mut given {
-                *fd = libc::fcntl(*fd, libc::F_DUPFD_CLOEXEC, MOVES + 1);
-            }
-            for (fd, place) in &given {
-                if *fd < 0 || libc::dup2(*fd, *place) < 0 {
-                    return Err(io::Error::last_os_error());
+    command.process_group(0).stdin(Stdio::null());
+    let mut given = vec![
+        theirs.as_fd(),
+        their_errors.as_fd(),
+        listener.socket.as_fd(),
+        worker_moves.as_fd(),
+    ];
+    given.extend(control.as_ref().map(|(_, theirs, _)| theirs.as_fd()));
+    given.extend(entrance.as_ref().map(AsFd::as_fd));
+    let mut child = new.starter.start(&given, move |given| {
+        let mut given = given.into_iter();
+        let mut next = || given.next().ok_or(io::ErrorKind::InvalidData);
+        command.stdout(next()?).stderr(next()?);
+        let placed = places.into_iter().map(|place| Ok((next()?, place)));
+        let placed = placed.collect::<io::Result<Vec<_>>>()?;
+        let door = given.next();
+        let pool = std::process::id();
+        // SAFETY: only async-signal-safe calls between fork and exec.
+        unsafe {
+            command.pre_exec(move || {
+                // First of all, so that nothing of it is in the pool's.
+                if let Some(door) = &door {
+                    group::enter(door.as_fd())?;
                 }
-            }
-            Ok(())
-        });
-    }
-    // The child would have what is being closed.
-    let pauses = (new.closer.pause(), order::pause());
-    let child = command.spawn();
-    drop(pauses);
-    let mut child = child?;
+                base::child::end_with(pool)?;
+                // Drivers may use `select`. Somebody may have lowered the limit meanwhile.
+                let _ = files.set();
+                put(&placed)
+            });
+        }
+        command.spawn()
+    })?;
     new.log.add(errors, child.id());
-    // With it goes this process's copy of the worker's end of the channel.
-    drop(command);
     let attended = match control {
         Some((ours, _, path)) => introduce::attend(&child, ours, path.clone()),
         None => Ok(()),
@@ -262,6 +256,24 @@ pub(super) fn start(
         end,
         remains,
     })
+}
+
+/// Puts files at their places in a process that has just been forked, where they stay open. Async-signal-safe.
+fn put(given: &[(OwnedFd, i32)]) -> io::Result<()> {
+    const MOST: usize = 4;
+    // First out of each other's way.
+    let mut aside = [0; MOST];
+    for (aside, (file, _)) in aside.iter_mut().zip(given) {
+        // SAFETY: a call without pointers.
+        *aside = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, MOVES + 1) };
+    }
+    for (aside, (_, place)) in aside.iter().zip(given) {
+        // SAFETY: as above. What was at the place is not used: this process executes another program.
+        if *aside < 0 || unsafe { libc::dup2(*aside, *place) } < 0 {
+            return Err(io::Error::last_os_error());
+        }
+    }
+    Ok(())
 }
 
 /// Says by arguments and environment what a worker is to be.

@@ -6,8 +6,6 @@
 //!
 //! A thread is started whenever all others are busy, up to a maximum, so a close that hangs delays no other. When all
 //! of them hang, later descriptors stay open until one thread has finished; the serving thread still does not wait.
-//! A child that is forked while a descriptor is closed has it too, closes it when it executes its program, and would hang
-//! there if that is the last close: who forks [pauses](Closer::pause) the threads meanwhile.
 //! Where the kernel lets a socket refuse descriptors ([`refuse_files`](super::socket::refuse_files)), nothing hangs in
 //! the first place.
 
@@ -21,7 +19,6 @@ use std::{
     os::unix::net::UnixStream,
     sync::{Arc, Condvar, Mutex, PoisonError},
     thread,
-    time::{Duration, Instant},
 };
 
 use base::Unpoisoned;
@@ -32,20 +29,12 @@ use super::socket;
 const MOST: usize = 32;
 /// Stack size of a closing thread in bytes.
 const STACK: usize = 64 << 10;
-/// How long ago a close has begun if what it closes has certainly left this process's descriptors, which is the first thing
-/// that the kernel does.
-const BEGUN: Duration = Duration::from_millis(20);
 
 #[derive(Default)]
 struct State {
     waiting: VecDeque<Box<dyn Any + Send>>,
     idle: usize,
     threads: usize,
-    /// The number of values that are being dropped, and when the last of them was begun with.
-    busy: usize,
-    begun: Option<Instant>,
-    /// The number of pauses.
-    pauses: usize,
     /// Whether it was logged that all threads hang.
     said: bool,
 }
@@ -85,52 +74,20 @@ impl Closer {
         }
     }
 
-    /// Has the threads begin with nothing while the caller forks. Waits until what they have begun to close has left this
-    /// process's descriptors: 20 ms at most.
-    pub fn pause(&self) -> Pause<'_> {
-        let (state, _) = &*self.0;
-        let mut now = state.lock_unpoisoned();
-        now.pauses += 1;
-        while now.busy > 0 && now.begun.is_some_and(|begun| begun.elapsed() < BEGUN) {
-            drop(now);
-            thread::sleep(Duration::from_millis(1));
-            now = state.lock_unpoisoned();
-        }
-        drop(now);
-        Pause(self)
-    }
-
     fn work(&self) {
         let (state, news) = &*self.0;
         let mut state_now = state.lock_unpoisoned();
         loop {
-            if state_now.pauses == 0
-                && let Some(thing) = state_now.waiting.pop_front()
-            {
-                state_now.busy += 1;
-                state_now.begun = Some(Instant::now());
+            if let Some(thing) = state_now.waiting.pop_front() {
                 drop(state_now);
                 drop(thing);
                 state_now = state.lock_unpoisoned();
-                state_now.busy -= 1;
                 continue;
             }
             state_now.idle += 1;
             state_now = news.wait(state_now).unwrap_or_else(PoisonError::into_inner);
             state_now.idle -= 1;
         }
-    }
-}
-
-/// While it exists, a [`Closer`]'s threads begin with nothing.
-#[derive(Debug)]
-pub struct Pause<'a>(&'a Closer);
-
-impl Drop for Pause<'_> {
-    fn drop(&mut self) {
-        let (state, news) = &*self.0.0;
-        state.lock_unpoisoned().pauses -= 1;
-        news.notify_all();
     }
 }
 
@@ -211,28 +168,6 @@ mod tests {
         let (tell, told) = mpsc::channel();
         for _ in 0..100 {
             closer.close(Tells(tell.clone()));
-            told.recv_timeout(Duration::from_secs(10)).unwrap();
-        }
-        drop(hold);
-    }
-
-    #[test]
-    fn nothing_is_begun_with_during_a_pause() {
-        let closer = Closer::default();
-        let (hold, held) = mpsc::channel();
-        closer.close(Hangs(held));
-        while closer.0.0.lock_unpoisoned().busy == 0 {
-            thread::sleep(Duration::from_millis(1));
-        }
-        let (tell, told) = mpsc::channel();
-        let pause = closer.pause();
-        for _ in 0..2 {
-            closer.close(Tells(tell.clone()));
-        }
-        assert_eq!(closer.0.0.lock_unpoisoned().waiting.len(), 2);
-        assert!(told.try_recv().is_err());
-        drop(pause);
-        for _ in 0..2 {
             told.recv_timeout(Duration::from_secs(10)).unwrap();
         }
         drop(hold);

@@ -22,7 +22,7 @@ use std::{
 use remoting_proto::wire::hello::Hello;
 
 use super::{
-    closer::{Closer, Connection, Pause},
+    closer::{Closer, Connection},
     socket,
 };
 
@@ -51,11 +51,6 @@ pub struct Order {
 
 /// Closes the pairs, and the files that applications have sent.
 static CLOSER: LazyLock<Closer> = LazyLock::new(Closer::default);
-
-/// Has the threads that close pairs begin with nothing while the caller forks, as [`Closer::pause`] does.
-pub fn pause() -> Pause<'static> {
-    CLOSER.pause()
-}
 
 /// The server's end of a pair, which reaches an application wherever it is served.
 #[derive(Debug)]
