@@ -143,6 +143,7 @@ impl Server {
         self.backend.kernels.check(call.id.0)?;
         let program = self.backend.programs.get(call.program.0)?;
         let (home, record) = (program.home, Arc::clone(&program.record));
+        let is_untold = program.untold.any();
         let name = c_string(&call.name);
         let mut code = 0;
         let raw = cl!(
@@ -156,6 +157,7 @@ impl Server {
         let kernel = Kernel {
             raw,
             program: record,
+            is_untold,
             name: call.name.clone(),
             arguments: Arguments::default(),
             home,
@@ -223,6 +225,7 @@ impl Server {
         let of = self.backend.kernels.get(call.of.0)?;
         let (home, refused, addresses) = (of.home, of.refused.clone(), of.addresses.clone());
         let (program, name) = (Arc::clone(&of.program), of.name.clone());
+        let is_untold = of.is_untold;
         let (arguments, parameters) = (of.arguments.clone(), Arc::clone(&of.parameters));
         if self.platform_version(home.platform) < 21 {
             return Err(codes::INVALID_OPERATION);
@@ -232,6 +235,7 @@ impl Server {
         let kernel = made(raw, code).map(|raw| Kernel {
             raw,
             program,
+            is_untold,
             name,
             arguments,
             home,

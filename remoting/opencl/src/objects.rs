@@ -17,7 +17,7 @@ use super::{
     freed::End,
     kernels::Parameter,
     provenance::{ContextRecord, DeviceRecord, MemRecord},
-    records::{Arguments, ProgramRecord},
+    records::{Arguments, Builds, ProgramRecord},
     svm::Addresses,
 };
 use crate::driver::{
@@ -200,17 +200,8 @@ pub struct Program {
     pub record: Arc<ProgramRecord>,
     /// Its builds in progress.
     pub builds: Builds,
-}
-
-/// The builds of a program in progress: each holds a clone of this.
-#[derive(Clone, Debug, Default)]
-pub struct Builds(Arc<()>);
-
-impl Builds {
-    /// Whether any is in progress.
-    pub fn any(&self) -> bool {
-        Arc::strong_count(&self.0) > 1
-    }
+    /// Those whose outcome its record does not have yet: the driver may have ended them.
+    pub untold: Builds,
 }
 
 /// A kernel.
@@ -220,6 +211,9 @@ pub struct Kernel {
     pub raw: Handle,
     /// Its program as it was when the kernel, or the kernel that this one was cloned from, was made.
     pub program: Arc<ProgramRecord>,
+    /// Whether a build of the program was untold then: if the driver has accepted that, the kernel is of that build, since
+    /// no program is built again while it has kernels.
+    pub is_untold: bool,
     /// Its name in the program.
     pub name: Blob,
     /// The values of its arguments.

@@ -28,10 +28,10 @@ use super::{
         c_string, cl, outcome,
     },
     headers::Headers,
-    objects::{Builds, Home, Program, keep, made},
+    objects::{Home, Program, keep, made},
     platform::Platform,
     provenance::ContextRecord,
-    records::{Build, Built, Linked, Origin, ProgramRecord, Rebuilt},
+    records::{Build, Builds, Built, Linked, Origin, ProgramRecord, Rebuilt},
     variables::{self, Made},
 };
 
@@ -144,6 +144,7 @@ impl Server {
             home,
             record: ProgramRecord::new(record, Origin::Created(call, for_devices)),
             builds: Builds::default(),
+            untold: Builds::default(),
         })
     }
 
@@ -230,7 +231,27 @@ impl Server {
         if has_changed && let Ok(program) = self.backend.programs.get_mut(rebuilt.program.0) {
             rebuilt.apply_to(&mut program.record);
         }
+        self.tell_kernels(rebuilt, code);
         self.answer(header, &outcome(code))
+    }
+
+    /// Records the outcome of a build for the kernels that were made before it was told.
+    fn tell_kernels(&mut self, rebuilt: &Rebuilt, code: i32) {
+        // The program's own, and this build's.
+        let is_last = rebuilt.untold.count() <= 2;
+        let program = self.backend.programs.get(rebuilt.program.0);
+        let record = program.map(|program| &program.record);
+        let record = record.ok().filter(|record| rebuilt.is_of(record));
+        let record = Arc::clone(record.unwrap_or(&rebuilt.record));
+        for kernel in self.backend.kernels.iter_mut() {
+            if !kernel.is_untold || !rebuilt.is_of(&kernel.program) {
+                continue;
+            }
+            if code == 0 {
+                kernel.program = Arc::clone(&record);
+            }
+            kernel.is_untold = !is_last;
+        }
     }
 
     pub(crate) fn build_program(
@@ -244,7 +265,8 @@ impl Server {
                 devices: self.device_records(&call.devices)?,
             };
             let program = self.backend.programs.get(call.id.0)?;
-            let rebuilt = Rebuilt::new(call.id, &program.record, built);
+            let untold = program.untold.clone();
+            let rebuilt = Rebuilt::new(call.id, &program.record, untold, built);
             let (handle, home) = ((program.raw, program.builds.clone()), program.home);
             Ok((handle, devices, rebuilt, home))
         });
@@ -300,7 +322,8 @@ impl Server {
                 devices: self.device_records(&call.devices)?,
             };
             let program = self.backend.programs.get(call.id.0)?;
-            let rebuilt = Rebuilt::new(call.id, &program.record, built);
+            let untold = program.untold.clone();
+            let rebuilt = Rebuilt::new(call.id, &program.record, untold, built);
             let options = (rebuilt, program.home);
             let program = (program.raw, program.builds.clone());
             Ok((program, devices, headers, options))
@@ -363,11 +386,15 @@ impl Server {
             let for_devices = self.device_records(&call.devices)?;
             let mut inputs = Vec::with_capacity(call.inputs.len());
             let mut records = Vec::with_capacity(call.inputs.len());
+            let mut are_told = true;
             for id in &call.inputs {
                 let input = self.backend.programs.get(id.0)?;
                 inputs.push(input.raw);
                 records.push(Arc::clone(&input.record));
+                are_told &= !input.untold.any();
             }
+            // Nobody knows which of the two builds the driver takes.
+            let records = are_told.then_some(records);
             Ok((made_in, devices, for_devices, inputs, records))
         });
         let ((home, record), devices, for_devices, inputs, records) = match found {
@@ -450,6 +477,7 @@ impl Server {
                 home,
                 record,
                 builds: Builds::default(),
+                untold: Builds::default(),
             };
             self.backend.programs.put(id.0, Ok(program));
             Ok((code, true))

@@ -62,12 +62,21 @@ pub struct Linked {
 }
 
 impl Linked {
-    /// With inputs as they are now.
+    /// With inputs as they are now; `None` if that is not known.
     pub fn new(
         call: LinkProgram,
         devices: Vec<Arc<DeviceRecord>>,
-        inputs: Vec<Arc<ProgramRecord>>,
+        inputs: Option<Vec<Arc<ProgramRecord>>>,
     ) -> Self {
+        let Some(inputs) = inputs else {
+            return Self {
+                call,
+                devices,
+                inputs: None,
+                bytes: 0,
+                depth: 1,
+            };
+        };
         let bytes = sum(inputs.iter().map(|input| input.bytes()));
         let depth = inputs.iter().map(|input| input.origin.depth()).max();
         let depth = depth.unwrap_or(0);
@@ -201,6 +210,22 @@ impl ProgramRecord {
     }
 }
 
+/// The builds of a program in progress: each holds a clone of this.
+#[derive(Clone, Debug, Default)]
+pub struct Builds(Arc<()>);
+
+impl Builds {
+    /// Whether any is in progress.
+    pub fn any(&self) -> bool {
+        self.count() > 1
+    }
+
+    /// How many hold a clone, the program included.
+    pub fn count(&self) -> usize {
+        Arc::strong_count(&self.0)
+    }
+}
+
 /// A program with the record that it has if the driver takes a build.
 #[derive(Clone, Debug)]
 pub struct Rebuilt {
@@ -208,22 +233,30 @@ pub struct Rebuilt {
     pub program: ProgramId,
     /// The record.
     pub record: Arc<ProgramRecord>,
+    /// Held until the outcome is recorded.
+    pub untold: Builds,
 }
 
 impl Rebuilt {
     /// A program with this record, built in another way.
-    pub fn new(program: ProgramId, record: &ProgramRecord, built: Built) -> Self {
+    pub fn new(program: ProgramId, record: &ProgramRecord, untold: Builds, built: Built) -> Self {
         let mut record = record.clone();
         record.built = Some(Arc::new(built));
         Self {
             program,
             record: Arc::new(record),
+            untold,
         }
+    }
+
+    /// Whether this is a record of the program.
+    pub fn is_of(&self, record: &ProgramRecord) -> bool {
+        Arc::ptr_eq(&record.has_variables, &self.record.has_variables)
     }
 
     /// Records how the program was built. Does nothing if this is another program's record.
     pub fn apply_to(&self, record: &mut Arc<ProgramRecord>) {
-        if Arc::ptr_eq(&record.has_variables, &self.record.has_variables) {
+        if self.is_of(record) {
             Arc::make_mut(record).built.clone_from(&self.record.built);
         }
     }

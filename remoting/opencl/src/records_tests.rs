@@ -85,7 +85,7 @@ fn created(call: CreateProgram) -> Arc<ProgramRecord> {
 }
 
 fn linked(call: LinkProgram, inputs: Vec<Arc<ProgramRecord>>) -> Arc<ProgramRecord> {
-    let linked = Linked::new(call, Vec::new(), inputs);
+    let linked = Linked::new(call, Vec::new(), Some(inputs));
     ProgramRecord::new(context(), Origin::Linked(linked))
 }
 
@@ -457,4 +457,53 @@ fn what_a_user_event_was_set_to_is_kept() {
     let event = server.backend.events.get(0).unwrap();
     assert_eq!(event.decided, Some(-7));
     assert_eq!(event.context.call.id, context);
+}
+
+#[test]
+fn a_kernel_that_is_made_before_a_build_is_told_is_of_that_build() {
+    let mut server = server();
+    program(&mut server, 0, b"text");
+    program(&mut server, 1, b"other");
+    let call = BuildProgram {
+        id: ProgramId(0),
+        devices: Vec::new(),
+        options: Blob(b"-DX".to_vec()),
+        folders: 0,
+        included: Vec::new(),
+    };
+    // A kernel of an earlier build, which this driver lets be.
+    kernel(&mut server, 0, 0);
+    server.build_program(header(), &call).unwrap();
+    // The driver has ended the build once its thread has let go of the program; the thread tells then.
+    while server.backend.programs.get(0).unwrap().builds.any() {
+        std::thread::yield_now();
+    }
+    kernel(&mut server, 1, 0);
+    kernel(&mut server, 2, 1);
+    let clone = CloneKernel {
+        id: KernelId(3),
+        of: KernelId(1),
+    };
+    server.clone_kernel(&clone).unwrap();
+    let link = LinkProgram {
+        id: ProgramId(2),
+        context: ContextId(0),
+        devices: Vec::new(),
+        options: Blob::default(),
+        inputs: vec![ProgramId(0)],
+    };
+    server.link_program(header(), link).unwrap();
+    while server.backend.building > 0 {
+        server.notices().unwrap();
+    }
+    kernel(&mut server, 4, 0);
+    for (id, is_of_it) in [(0, false), (1, true), (2, false), (3, true), (4, true)] {
+        let kernel = server.backend.kernels.get(id).unwrap();
+        assert_eq!(kernel.program.built.is_some(), is_of_it, "{id}");
+        assert!(!kernel.is_untold, "{id}");
+    }
+    let Origin::Linked(linked) = &*record(&server, 2).origin else {
+        panic!("it is linked");
+    };
+    assert!(linked.inputs.is_none(), "of which build is not known");
 }
