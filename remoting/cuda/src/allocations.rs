@@ -12,7 +12,7 @@ use remoting_session::quota::Charge;
 
 use super::{
     Server,
-    cover::Extent,
+    cover::{Extent, Pinned},
     driver::{cu, outcome},
     memory::Stretch,
     nodes::MOST,
@@ -206,6 +206,36 @@ impl Server {
             backend.api,
             cuMemHostGetDevicePointer_v2(&raw mut device, at.cast(), 0)
         ))?;
+        let pinned = Pinned {
+            range: stretch,
+            context: call.context,
+            device,
+        };
+        backend.cover.pin(&self.session.window, pinned)?;
         Ok(device)
+    }
+
+    /// Registers pinned memory of other contexts again, as the context has ended in which it was registered. None of their work
+    /// that may use it is under way.
+    pub(super) fn hand_over(&mut self, orphans: Vec<Pinned>) {
+        let before = self.backend.api.current();
+        for pinned in orphans {
+            let (offset, length) = pinned.range;
+            let call = Pin {
+                context: pinned.context,
+                offset,
+                length,
+                whole: false,
+            };
+            match self.pin(&call) {
+                Ok(device) if device == pinned.device => {}
+                other => base::note!(
+                    "gantry-accel: {length} bytes of an application's pinned memory are lost to the device, as the driver \
+                     does not register them again (code {}): a context was destroyed in which they were registered",
+                    other.err().unwrap_or(0)
+                ),
+            }
+        }
+        self.backend.api.enter(before);
     }
 }

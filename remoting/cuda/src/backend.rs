@@ -48,7 +48,7 @@ use super::{
     memory::Memory,
     modules::UNCHARGED_CODE,
     objects::Objects,
-    passages::Passages,
+    passages::{Passages, Use},
     printed::Printed,
     reserves::Reserve,
     textures::Texture,
@@ -409,6 +409,8 @@ pub(super) struct Unfenced {
 pub(super) struct Submitted {
     /// The driver's context.
     pub(super) context: usize,
+    /// The client's number of it.
+    pub(super) owner: u32,
     /// The client's stream number.
     pub(super) stream: u32,
     /// The driver's stream.
@@ -493,6 +495,7 @@ impl Server {
         self.backend.backlog.submits(raw_context, raw);
         Ok(Submitted {
             context: raw_context,
+            owner: context,
             stream,
             raw,
             refused: 0,
@@ -551,7 +554,10 @@ impl Server {
                 code => self.fail(header, context, code),
             };
         }
-        if stage.is_none() && passages.is_empty() && !watched && !(waits && whole) {
+        let lenders: Vec<u32> = self.backend.cover.lenders(submitted.owner).collect();
+        let is_used = !passages.is_empty() || !lenders.is_empty();
+        let needs_fence = stage.is_some() || is_used || watched || (waits && whole);
+        if !needs_fence {
             return match submitted.refused {
                 0 => Ok(()),
                 code => self.fail(header, context, code),
@@ -571,7 +577,10 @@ impl Server {
             }
         };
         let (place, backend) = ((submitted.context, submitted.raw), &mut self.backend);
-        backend.passages.add(&backend.api, place, &passages, fence);
+        for (registrars, how) in [(&passages, Use::Passes), (&lenders, Use::MayAccess)] {
+            let used = (&registrars[..], how);
+            backend.passages.add(&backend.api, place, used, fence);
+        }
         if let Some(kind) = metered {
             self.meter(kind, submitted.stream, fence);
         }

@@ -3,6 +3,9 @@
 //! Registration takes time for every page and pins it in RAM. The region for copies therefore grows ahead of its use by
 //! as much as is already registered; pinned memory, which lies elsewhere, is registered exactly. Copies are split where
 //! two parts meet; a graph node cannot be split.
+//!
+//! A registration ends with the context in which it was made. Pinned memory of one context may lie in a part of another: it
+//! is borrowed from there, and handed over to its own context when the other one ends.
 
 use std::{collections::BTreeMap, ffi::c_void};
 
@@ -19,6 +22,8 @@ const LEAST: u64 = 8 << 20;
 const AHEAD: u64 = 256 << 20;
 /// `CU_MEMHOSTREGISTER_PORTABLE` and `CU_MEMHOSTREGISTER_DEVICEMAP`.
 const FLAGS: u32 = 1 | 2;
+/// Maximum number of borrowed pins: a client that asks for more has them in tiny pieces.
+const MOST_BORROWED: usize = 1 << 16;
 
 /// How much to register where something is missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -37,6 +42,17 @@ struct Part {
     context: u32,
 }
 
+/// Pinned memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Pinned {
+    /// Where it is in the window, in bytes.
+    pub(super) range: (u64, u64),
+    /// The context whose kernels use it.
+    pub(super) context: u32,
+    /// Its address on the device.
+    pub(super) device: u64,
+}
+
 /// The registered parts.
 #[derive(Debug, Default)]
 pub(super) struct Cover {
@@ -45,6 +61,11 @@ pub(super) struct Cover {
     /// Total size of the parts, in bytes.
     size: u64,
     refused: bool,
+    /// Pins that lie in parts of other contexts, keyed by their offsets. Those that the client has freed are among them until
+    /// their place is used for others.
+    borrowed: BTreeMap<u64, Pinned>,
+    /// The contexts in whose parts there are any.
+    lenders: Vec<u32>,
 }
 
 impl Cover {
@@ -167,11 +188,83 @@ impl Cover {
         }
     }
 
-    /// Forgets the parts that were registered in a context that has been destroyed.
-    pub(super) fn forget(&mut self, context: u32) {
+    /// Records pinned memory that is registered now. It takes the place of any that was there before.
+    ///
+    /// # Errors
+    /// There is too much that is borrowed.
+    pub(super) fn pin(&mut self, window: &Window, pinned: Pinned) -> Result<(), i32> {
+        let (offset, length) = pinned.range;
+        let end = offset + length;
+        let is_there = |one: &Pinned| one.range.0 + one.range.1 > offset;
+        // They do not overlap each other: those that overlap this are the last ones before its end.
+        let gone: Vec<u64> = (self.borrowed.range(..end).rev())
+            .map_while(|(at, one)| is_there(one).then_some(*at))
+            .collect();
+        for at in &gone {
+            self.borrowed.remove(at);
+        }
+        let is_foreign = |registrar: u32| registrar != pinned.context;
+        let is_borrowed = self.registrars(window, offset, length).any(is_foreign);
+        if is_borrowed && self.borrowed.len() >= MOST_BORROWED {
+            return Err(codes::OUT_OF_MEMORY);
+        }
+        if is_borrowed {
+            self.borrowed.insert(offset, pinned);
+        }
+        match gone.is_empty() {
+            true if is_borrowed => self.borrow(window, pinned),
+            true => {}
+            false => self.borrow_all(window),
+        }
+        Ok(())
+    }
+
+    fn borrow(&mut self, window: &Window, pinned: Pinned) {
+        let (offset, length) = pinned.range;
+        let registrars: Vec<u32> = self.registrars(window, offset, length).collect();
+        for registrar in registrars {
+            if registrar != pinned.context && !self.lenders.contains(&registrar) {
+                self.lenders.push(registrar);
+            }
+        }
+    }
+
+    fn borrow_all(&mut self, window: &Window) {
+        self.lenders.clear();
+        let all: Vec<Pinned> = self.borrowed.values().copied().collect();
+        for pinned in all {
+            self.borrow(window, pinned);
+        }
+    }
+
+    /// The contexts, other than this one, in whose parts there is pinned memory of others. Kernels of all contexts may use
+    /// it.
+    pub(super) fn lenders(&self, context: u32) -> impl Iterator<Item = u32> {
+        let lenders = self.lenders.iter().copied();
+        lenders.filter(move |lender| *lender != context)
+    }
+
+    /// Forgets the parts that were registered in a context that has been destroyed, and its own pinned memory. Returns what
+    /// others have borrowed there, which is no longer registered.
+    pub(super) fn forget(&mut self, window: &Window, context: u32) -> Vec<Pinned> {
+        let of_parts = |cover: &Self, one: &Pinned| {
+            let mut registrars = cover.registrars(window, one.range.0, one.range.1);
+            one.context != context && registrars.any(|registrar| registrar == context)
+        };
+        let all: Vec<Pinned> = self.borrowed.values().copied().collect();
+        let orphans: Vec<_> = all.into_iter().filter(|one| of_parts(self, one)).collect();
+        let before = self.parts.len();
         self.parts.retain(|_, part| part.context != context);
         let sizes = self.parts.iter().map(|(start, part)| part.end - start);
         self.size = sizes.sum();
+        // The driver may register more now.
+        self.refused &= self.parts.len() == before;
+        for orphan in &orphans {
+            self.borrowed.remove(&orphan.range.0);
+        }
+        self.borrowed.retain(|_, one| one.context != context);
+        self.borrow_all(window);
+        orphans
     }
 
     /// A range of the window's data, split where two parts meet.
@@ -252,8 +345,49 @@ mod tests {
         cover.add(0, 8 * MIB, 1);
         cover.add(8 * MIB, 10 * MIB, 2);
         cover.add(10 * MIB, 14 * MIB, 1);
-        cover.forget(1);
+        let window = window();
+        assert_eq!(cover.forget(&window, 1), []);
         assert_eq!((cover.all(), cover.size), (vec![(8, 10)], 2 * MIB));
+    }
+
+    fn window() -> std::sync::Arc<Window> {
+        let size = remoting_transport::window::SMALLEST;
+        let file = remoting_transport::mapping::create(size).unwrap();
+        Window::map(&file, size, 1 << 16).unwrap()
+    }
+
+    #[test]
+    fn pinned_memory_in_anothers_part_is_known_until_that_ends_or_its_place_is_anothers() {
+        let window = window();
+        let mut cover = Cover::default();
+        cover.add(0, 2 * MIB, 1);
+        cover.add(2 * MIB, 4 * MIB, 2);
+        let pinned = |start, length, context| Pinned {
+            range: (window.data() + start, length),
+            context,
+            device: 0,
+        };
+        let (of_both, own, small) = (
+            pinned(MIB, 2 * MIB, 3),
+            pinned(3 * MIB, MIB, 2),
+            pinned(0, 4096, 2),
+        );
+        for one in [of_both, own, small] {
+            cover.pin(&window, one).unwrap();
+        }
+        let lenders = |cover: &Cover, context| cover.lenders(context).collect::<Vec<_>>();
+        // Kernels of any context may use them.
+        for context in [3, 4] {
+            assert_eq!(lenders(&cover, context), [1, 2]);
+        }
+        assert_eq!((lenders(&cover, 2), lenders(&cover, 1)), (vec![1], vec![2]));
+        // The client has freed it, and uses a part of its place.
+        cover.pin(&window, pinned(2 * MIB, 4096, 3)).unwrap();
+        assert_eq!(lenders(&cover, 3), [1, 2]);
+        assert_eq!(cover.forget(&window, 1), [small]);
+        assert_eq!(lenders(&cover, 3), [2]);
+        assert_eq!(cover.forget(&window, 3), []);
+        assert_eq!(cover.borrowed, BTreeMap::new());
     }
 
     #[test]

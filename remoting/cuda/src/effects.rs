@@ -17,6 +17,7 @@ use super::{
         STREAM_DESTROY, SURFACE_CREATE, SURFACE_DESTROY, TEXTURE_CREATE, TEXTURE_DESTROY, UNMAP,
         word,
     },
+    instances::Cost,
     memory::Stretch,
     textures::Texture,
 };
@@ -32,6 +33,8 @@ pub(super) struct Call<'a> {
     pub(super) context: u32,
     /// The charge for the call.
     pub(super) charge: Option<Arc<Charge>>,
+    /// What libraries cost in a context that the call has made.
+    pub(super) made: Cost,
 }
 
 impl Call<'_> {
@@ -78,7 +81,7 @@ impl Server {
                 if let Ok(context) = self.backend.objects.get_mut(Kind::Context, call.object(0)) {
                     (context.device, context.references) = (call.device(), 0);
                 }
-                self.context_created(call.object(0), call.charge.take());
+                self.context_created(call.object(0), std::mem::take(&mut call.made));
                 self.cover_start(call.object(0));
             }
             RELEASE | RESET => {
@@ -99,7 +102,7 @@ impl Server {
                 if let Ok(context) = self.backend.objects.get_mut(Kind::Context, call.object(0)) {
                     context.device = call.device();
                 }
-                self.context_created(call.object(0), call.charge.take());
+                self.context_created(call.object(0), std::mem::take(&mut call.made));
                 self.cover_start(call.object(0));
             }
             DESTROY => self.forget_context(call.object(0)),
@@ -298,7 +301,8 @@ impl Server {
 
     fn forget_context(&mut self, id: u32) {
         self.backend.memory.forget_context(id);
-        self.backend.cover.forget(id);
+        let session = &mut self.session;
+        let orphans = session.backend.cover.forget(&session.window, id);
         self.backend
             .textures
             .retain(|texture| texture.context != id);
@@ -319,6 +323,7 @@ impl Server {
         self.backend.limits.retain(|(context, _), _| *context != id);
         self.backend.instances.forget_context(id);
         self.backend.api.context_ended();
+        self.hand_over(orphans);
     }
 }
 
@@ -340,6 +345,7 @@ mod tests {
                 words,
                 context: 0,
                 charge,
+                made: Cost::default(),
             });
         };
         let named = |server: &mut Server| {

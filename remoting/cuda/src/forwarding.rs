@@ -18,8 +18,8 @@ use remoting_proto::{
 use remoting_session::{backend::Fences, quota::Charge};
 
 use super::{
-    Server, backend::is_legacy, driver::outcome, effects::Call, launches::is_plain,
-    textures::Texture,
+    Server, backend::is_legacy, driver::outcome, effects::Call, instances::Cost,
+    launches::is_plain, textures::Texture,
 };
 
 /// Maximum number of contexts at a time: each takes some hundred MiB of the device's memory, which no quota accounts
@@ -181,6 +181,7 @@ impl Server {
             self.backend.legacy.given(raw_context);
         }
         let charge = self.before(function, &arguments, context)?;
+        let made = self.before_context(function, &arguments)?;
         let words = self.words(plan, &mut arguments)?;
         let place = stream_of(&arguments, &words);
         if let Some((_, raw)) = place.filter(|_| submits(function)) {
@@ -215,6 +216,9 @@ impl Server {
             self.capture_failed(stream as usize);
         }
         called?;
+        if let Some((_, raw)) = place.filter(|_| submits(function)) {
+            self.note_access(context, (raw_context, raw));
+        }
         self.meter_forwarded(raw_context, place);
         let answer = self.results(plan, &mut arguments, context)?;
         self.after(Call {
@@ -223,6 +227,7 @@ impl Server {
             words: &words,
             context,
             charge,
+            made,
         });
         Ok(Blob(answer))
     }
@@ -294,6 +299,13 @@ impl Server {
             // In other modes the driver refuses fence queries from this thread during the capture.
             BEGIN_CAPTURE if number(1) != RELAXED => Err(codes::NOT_SUPPORTED),
             BEGIN_CAPTURE_TO if number(5) != RELAXED => Err(codes::NOT_SUPPORTED),
+            _ => Ok(None),
+        }
+    }
+
+    /// The cost of the context that an entry point makes, if it makes one.
+    fn before_context(&mut self, function: u16, arguments: &[Argument]) -> Result<Cost, i32> {
+        match function {
             CREATE => {
                 let contexts = self.backend.objects.iter();
                 let contexts = contexts.filter(|(_, object)| object.kind == Kind::Context);
@@ -302,11 +314,10 @@ impl Server {
                     false => Err(codes::OUT_OF_MEMORY),
                 }
             }
-            RETAIN => match self.primary(self.device(number(1))?) {
-                Some(_) => Ok(None),
-                None => self.charge_context(),
-            },
-            _ => Ok(None),
+            RETAIN if self.primary(self.device(word(arguments, 1))?).is_none() => {
+                self.charge_context()
+            }
+            _ => Ok(Cost::default()),
         }
     }
 

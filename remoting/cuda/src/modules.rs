@@ -25,7 +25,7 @@ use super::{
     variables::{self, Size},
 };
 
-/// How many bytes of machine code an application may load that its quota does not count: like contexts, most programs
+/// How many bytes of machine code all applications of a quota may load that it does not count: like contexts, most programs
 /// need some, and the driver loads only what is used of large libraries.
 pub(super) const UNCHARGED_CODE: u64 = 512 << 20;
 /// What the compiler's log says of an image that is refused.
@@ -143,18 +143,9 @@ impl Server {
                 None => return Ok(uncounted(&image, call.room.1)),
             },
         };
-        let free = &mut self.backend.uncharged_code;
-        let code = match free.checked_sub(size.code) {
-            Some(left) => {
-                *free = left;
-                0
-            }
-            None => size.code,
-        };
-        let charge = match size.variables.saturating_add(code) {
-            0 => None,
-            bytes if call.library => Some((bytes, self.charge_library(bytes)?)),
-            bytes => Some((bytes, self.charge(bytes)?)),
+        let cost = match call.library {
+            true => self.charge_library(size)?,
+            false => self.charge_image(size, 1)?,
         };
         // Terminates the image in case it is text.
         image.extend([0; 16]);
@@ -195,10 +186,9 @@ impl Server {
         };
         if let Ok(object) = objects.get_mut(kind, id) {
             object.is_silent = is_silent;
-            match charge {
-                Some((bytes, charge)) if call.library => self.library_loaded(id, bytes, charge),
-                Some((_, charge)) => object.charge = Some(charge),
-                None => {}
+            match call.library {
+                true => self.library_loaded(id, size, cost),
+                false => (object.charge, object.uncharged) = (cost.charge, cost.uncharged),
             }
         }
         let (information, errors) = jit.texts();
@@ -430,17 +420,40 @@ mod tests {
         let length = TEXT.len() as u64;
         server.backend.uncharged_code = length;
         let before = server.quota.used();
-        let mut loaded = Vec::new();
-        for charged in [4096, 2 * 4096 + length] {
-            let module = load(&mut server, context, false, TEXT).unwrap();
-            assert_eq!(module.code, 0);
-            loaded.push(module.id);
-            assert_eq!(server.quota.used() - before, charged);
+        // What needs no charge is given back, too.
+        for _ in 0..2 {
+            let mut loaded = Vec::new();
+            for charged in [4096, 2 * 4096 + length] {
+                let module = load(&mut server, context, false, TEXT).unwrap();
+                assert_eq!(module.code, 0);
+                loaded.push(module.id);
+                assert_eq!(server.quota.used() - before, charged);
+            }
+            for module in loaded {
+                let (function, words) = testing::arguments("cuModuleUnload", &[module.into()]);
+                server.forward(context, function, &words.0).unwrap();
+            }
+            assert_eq!(server.quota.used(), before);
         }
-        for module in loaded {
-            let (function, words) = testing::arguments("cuModuleUnload", &[module.into()]);
-            server.forward(context, function, &words.0).unwrap();
-        }
+    }
+
+    #[test]
+    fn a_library_s_code_needs_no_charge_in_as_many_contexts_as_it_fits_for() {
+        let (mut server, ..) = testing::server();
+        let make = |server: &mut Server| testing::made(server, 0, "cuCtxCreate_v2", &[0, 0]);
+        let context = make(&mut server);
+        let length = TEXT.len() as u64;
+        server.backend.uncharged_code = 2 * length;
+        let before = server.quota.used();
+        let library = load(&mut server, context, true, TEXT).unwrap();
+        assert_eq!((library.code, server.quota.used() - before), (0, 4096));
+        make(&mut server);
+        assert_eq!(server.quota.used() - before, 2 * 4096);
+        make(&mut server);
+        assert_eq!(server.quota.used() - before, 3 * 4096 + length);
+        let (function, words) = testing::arguments("cuLibraryUnload", &[library.id.into()]);
+        server.forward(context, function, &words.0).unwrap();
         assert_eq!(server.quota.used(), before);
+        assert!(server.quota.uncharge(2 * length, 2 * length).is_some());
     }
 }

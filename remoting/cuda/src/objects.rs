@@ -6,7 +6,7 @@ use std::{
 };
 
 use remoting_proto::apis::cuda::{FIRST, Kind, LEGACY, codes};
-use remoting_session::quota::Charge;
+use remoting_session::quota::{Charge, Uncharged};
 
 use super::user_objects::Retained;
 
@@ -39,6 +39,8 @@ pub(super) struct Object {
     pub(super) layout: Option<Arc<Layout>>,
     /// The charge for it.
     pub(super) charge: Option<Arc<Charge>>,
+    /// Its machine code that is not charged.
+    pub(super) uncharged: Option<Uncharged>,
     /// The device of a context.
     pub(super) device: i32,
     /// How many times the client has obtained this handle of physical memory.
@@ -143,6 +145,7 @@ impl Objects {
             owner,
             layout: None,
             charge: None,
+            uncharged: None,
             device: 0,
             references: 1,
             is_silent: false,

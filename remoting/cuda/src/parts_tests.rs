@@ -15,7 +15,7 @@ use remoting_proto::{
     apis::cuda::{
         Kind,
         calls::{
-            AddCopyNode, Allocate, ContextSynchronize, CopyVolume, Forward, FunctionTurn,
+            AddCopyNode, Allocate, ContextSynchronize, CopyVolume, Fill, Forward, FunctionTurn,
             HostFunction, Pin, Read, Request, Side, Source, Write,
         },
         codes,
@@ -417,6 +417,61 @@ impl Copier {
             thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+#[test]
+fn pinned_memory_is_handed_over_when_the_context_ends_that_has_registered_it() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    let gate = copier.goes_on_elsewhere();
+    let context = copier.context;
+    let pin = Pin {
+        context,
+        offset: copier.window.data() + FIRST,
+        length: PAGE,
+        whole: true,
+    };
+    let device = copier.server.pin(&pin).unwrap();
+    // Work that may use it, in a stream that does not come there, and later in another one.
+    let fill = |copier: &mut Copier, context| {
+        let call = Fill {
+            context,
+            stream: copier.stream,
+            at: device,
+            value: 7,
+            width: 1,
+            count: PAGE,
+            pitch: 0,
+            rows: 1,
+        };
+        copier.post(call, Request::Fill);
+    };
+    // In a third context, of which kernels may use it, too.
+    copier.context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
+    copier.stream = testing::made(&mut copier.server, copier.context, "cuStreamCreate", &[1]);
+    let words = [copier.stream.into(), gate.as_ptr() as u64, 1, 0];
+    let (function, bytes) = testing::arguments("cuStreamWaitValue32_v2", &words);
+    let third = copier.context;
+    copier.server.forward(third, function, &bytes.0).unwrap();
+    fill(&mut copier, third);
+    assert!(!copier.destroys(first));
+    gate.store(1, Ordering::SeqCst);
+    copier.awaits_end(first);
+    let cover = &copier.server.backend.cover;
+    assert!(cover.holds(&copier.window, pin.offset, pin.length));
+    copier.stream = testing::made(&mut copier.server, context, "cuStreamCreate", &[1]);
+    let at = copier.window.at(pin.offset, pin.length).unwrap();
+    // SAFETY: a page of the window, which the device has filled and fills again.
+    let byte = || unsafe { at.add(9).read_volatile() };
+    assert_eq!(byte(), 7);
+    // SAFETY: as above.
+    unsafe { at.add(9).write_volatile(0) };
+    fill(&mut copier, context);
+    copier.server.enter(context).unwrap();
+    assert_eq!(cu!(copier.server.backend.api, cuCtxSynchronize()), 0);
+    assert_eq!(byte(), 7);
+    copier.context = context;
+    assert_eq!(copier.server.take_deferred(context), None);
 }
 
 #[test]

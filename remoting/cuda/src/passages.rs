@@ -13,13 +13,25 @@ use super::{Server, driver::Api, fences::Fence};
 /// Where work is submitted: the driver's context, and its handle of the stream.
 type Place = (usize, usize);
 
+/// How work uses what a context has registered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Use {
+    /// It passes through it.
+    Passes,
+    /// It may access pinned memory there.
+    MayAccess,
+}
+
+/// What is used: by the context that has registered it.
+type Used = (u32, Use);
+
 /// The last such work of each stream.
 #[derive(Debug, Default)]
 pub(super) struct Passages {
-    /// By stream, and by the context that has registered what it passes through.
-    streams: HashMap<(Place, u32), Fence>,
+    /// By stream.
+    streams: HashMap<(Place, Used), Fence>,
     /// The same of streams that have been destroyed, whose handles others may get.
-    left: Vec<(u32, Fence)>,
+    left: Vec<(Used, Fence)>,
     /// The contexts through whose registrations the current request passes.
     now: Vec<u32>,
     /// The contexts through whose registrations nodes of graphs pass.
@@ -55,10 +67,17 @@ impl Passages {
     }
 
     /// Records work behind which this fence has been recorded, references to which this adds.
-    pub(super) fn add(&mut self, api: &Api, place: Place, registrars: &[u32], fence: Fence) {
+    pub(super) fn add(
+        &mut self,
+        api: &Api,
+        place: Place,
+        (registrars, how): (&[u32], Use),
+        fence: Fence,
+    ) {
         for registrar in registrars {
             api.retain(fence);
-            if let Some(before) = self.streams.insert((place, *registrar), fence) {
+            let used = (*registrar, how);
+            if let Some(before) = self.streams.insert((place, used), fence) {
                 api.release(before);
             }
         }
@@ -67,7 +86,7 @@ impl Passages {
     /// Keeps what is left of a stream that is destroyed.
     pub(super) fn leave_stream(&mut self, api: &Api, stream: usize) {
         let left = self.streams.extract_if(|((_, one), _), _| *one == stream);
-        let left = left.map(|((_, registrar), fence)| (registrar, fence));
+        let left = left.map(|((_, used), fence)| (used, fence));
         self.left.extend(left);
         for (_, fence) in self
             .left
@@ -79,23 +98,25 @@ impl Passages {
 
     /// Forgets a context that has ended, and its work: the client's number, and the driver's handle.
     pub(super) fn forget_context(&mut self, api: &Api, id: u32, raw: usize) {
-        let is_gone = |((context, _), registrar): &(Place, u32), _: &mut Fence| {
+        let is_gone = |((context, _), (registrar, _)): &(Place, Used), _: &mut Fence| {
             *context == raw || *registrar == id
         };
         let streams = self.streams.extract_if(is_gone).map(|(_, fence)| fence);
-        let left = self.left.extract_if(.., |(registrar, _)| *registrar == id);
+        let left = self
+            .left
+            .extract_if(.., |((registrar, _), _)| *registrar == id);
         self.in_graphs.retain(|registrar| *registrar != id);
         let gone = streams.chain(left.map(|(_, fence)| fence));
         gone.for_each(|fence| api.release(fence));
     }
 
-    /// The work that is not over through registrations of a context; a reference to each fence is added. May change the
+    /// The work that is not over and uses registrations of a context so; a reference to each fence is added. May change the
     /// current context.
-    pub(super) fn through(&self, api: &Api, registrar: u32) -> Vec<Fence> {
+    pub(super) fn through(&self, api: &Api, registrar: u32, how: &[Use]) -> Vec<Fence> {
         let streams = self.streams.iter();
-        let streams = streams.map(|((_, registrar), fence)| (*registrar, *fence));
+        let streams = streams.map(|((_, used), fence)| (*used, *fence));
         let all = streams.chain(self.left.iter().copied());
-        let own = all.filter(|(one, _)| *one == registrar);
+        let own = all.filter(|((one, used), _)| *one == registrar && how.contains(used));
         let own = own.map(|(_, fence)| fence);
         let under_way: Vec<_> = own.filter(|fence| !api.poll(*fence).is_over()).collect();
         under_way.iter().for_each(|fence| api.retain(*fence));
@@ -118,14 +139,32 @@ impl Server {
     /// Records a fence behind the current request, if it passes through registrations of other contexts.
     pub(super) fn note_passage(&mut self, place: Place) {
         let registrars = self.backend.passages.take();
-        if registrars.is_empty() || self.is_captured(place.1) {
+        if registrars.is_empty() {
             return;
         }
+        let is_captured = self.is_captured(place.1);
         let backend = &mut self.backend;
+        if is_captured {
+            return backend.passages.in_graphs(registrars);
+        }
         if let Ok(fence) = backend.api.fence(place.0, place.1) {
             backend
                 .passages
-                .add(&backend.api, place, &registrars, fence);
+                .add(&backend.api, place, (&registrars, Use::Passes), fence);
+            backend.api.release(fence);
+        }
+    }
+
+    /// Records a fence behind work that may access pinned memory in parts of other contexts, if there is any.
+    pub(super) fn note_access(&mut self, context: u32, place: Place) {
+        let lenders: Vec<u32> = self.backend.cover.lenders(context).collect();
+        if lenders.is_empty() || self.is_captured(place.1) {
+            return;
+        }
+        let backend = &mut self.session.backend;
+        if let Ok(fence) = backend.api.fence(place.0, place.1) {
+            let used = (&lenders[..], Use::MayAccess);
+            backend.passages.add(&backend.api, place, used, fence);
             backend.api.release(fence);
         }
     }

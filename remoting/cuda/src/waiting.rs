@@ -21,6 +21,7 @@ use super::{
     fences::Fence,
     forwarding::waits_for_work,
     objects::Object,
+    passages::Use,
 };
 
 /// Maximum number of deferred requests: each blocks a thread of the client.
@@ -329,7 +330,12 @@ impl Server {
             _ => None,
         };
         let backend = &self.backend;
-        let fences = ended.map(|ended| backend.passages.through(&backend.api, ended));
+        // Once, of what may access pinned memory: work that came later may wait for what only comes when this has ended.
+        let used = match rounds {
+            0 => &[Use::Passes, Use::MayAccess][..],
+            _ => &[Use::Passes],
+        };
+        let fences = ended.map(|ended| backend.passages.through(&backend.api, ended, used));
         let Some(fences) = fences.filter(|fences| !fences.is_empty()) else {
             return Some((header, request));
         };

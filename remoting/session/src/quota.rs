@@ -20,6 +20,8 @@ pub struct Exceeded;
 pub struct Quota {
     limit: u64,
     used: AtomicU64,
+    /// Bytes of machine code that are not charged.
+    uncharged: AtomicU64,
     /// The account for all applications of a machine, and this one's slice in it.
     shared: Option<(Account, u32)>,
     /// Whether the previous process has already charged what is charged now to the account.
@@ -39,6 +41,7 @@ impl Quota {
         Arc::new(Self {
             limit: if limit == 0 { u64::MAX } else { limit },
             used: AtomicU64::new(0),
+            uncharged: AtomicU64::new(0),
             shared: None,
             inherits: AtomicBool::new(false),
         })
@@ -49,6 +52,7 @@ impl Quota {
         Arc::new(Self {
             limit: if limit == 0 { u64::MAX } else { limit },
             used: AtomicU64::new(0),
+            uncharged: AtomicU64::new(0),
             shared: Some((account, slice)),
             inherits: AtomicBool::new(false),
         })
@@ -104,6 +108,55 @@ impl Quota {
             quota: Arc::clone(self),
             bytes,
         })
+    }
+
+    /// Counts machine code that is not charged, as long as all who share the quota have no more than `most` bytes of it
+    /// together.
+    pub fn uncharge(self: &Arc<Self>, bytes: u64, most: u64) -> Option<Uncharged> {
+        let fits = |used: u64| used.checked_add(bytes).filter(|sum| *sum <= most);
+        self.uncharged
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits)
+            .ok()?;
+        if let Some((account, slice)) = &self.shared
+            && !account.code().add(*slice, bytes, most)
+        {
+            self.uncharged.fetch_sub(bytes, Ordering::Relaxed);
+            return None;
+        }
+        Some(Uncharged {
+            quota: Arc::clone(self),
+            bytes,
+        })
+    }
+}
+
+/// Machine code that is not charged; given back on drop.
+#[derive(Debug)]
+pub struct Uncharged {
+    quota: Arc<Quota>,
+    bytes: u64,
+}
+
+impl Uncharged {
+    /// Takes so many bytes, or all if there are fewer, as a value of their own.
+    pub fn split(&mut self, bytes: u64) -> Self {
+        let bytes = bytes.min(self.bytes);
+        self.bytes -= bytes;
+        Self {
+            quota: Arc::clone(&self.quota),
+            bytes,
+        }
+    }
+}
+
+impl Drop for Uncharged {
+    fn drop(&mut self) {
+        self.quota
+            .uncharged
+            .fetch_sub(self.bytes, Ordering::Relaxed);
+        if let Some((account, slice)) = &self.quota.shared {
+            account.code().remove(*slice, self.bytes);
+        }
     }
 }
 
@@ -193,6 +246,23 @@ mod tests {
         drop(first);
         assert_eq!(machine.total(), 40);
         one.charge(60).unwrap();
+    }
+
+    #[test]
+    fn what_is_not_charged_is_limited_for_all_of_one_machine_together() {
+        let (machine, file) = Account::create().unwrap();
+        let of = |slice| Quota::shared(100, Account::map(&file).unwrap(), slice);
+        let (one, other) = (of(0), of(1));
+        let mut first = one.uncharge(6, 10).unwrap();
+        let part = first.split(2);
+        assert!(one.uncharge(5, 10).is_none() && other.uncharge(5, 10).is_none());
+        let second = other.uncharge(4, 10).unwrap();
+        drop(first);
+        assert_eq!((machine.code().total(), machine.total()), (6, 0));
+        assert!(one.uncharge(5, 10).is_none());
+        drop((part, second));
+        one.uncharge(10, 10).unwrap();
+        assert_eq!(machine.code().total(), 0);
     }
 
     #[test]

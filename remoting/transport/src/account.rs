@@ -1,6 +1,6 @@
 //! Accounting of the device memory that the applications of one machine use together.
 //!
-//! The machine and the workers of one accelerator port share a page with one counter for each
+//! The machine and the workers of one accelerator port share a page with counters for each
 //! slice. Only the slice's worker changes its counter while it lives. The machine resets the
 //! counter to zero when the worker has ended, for whatever reason. A worker that is killed in the
 //! middle of an allocation therefore leaves nothing behind.
@@ -18,7 +18,18 @@ use remoting_proto::port::MOST_SLICES;
 use crate::mapping::{self, create};
 
 /// One counter for each slice.
-type Page = [AtomicU64; MOST_SLICES as usize];
+#[derive(Debug)]
+#[repr(transparent)]
+pub struct Counters([AtomicU64; MOST_SLICES as usize]);
+
+/// The contents of the page.
+#[repr(C)]
+struct Page {
+    /// Bytes of device memory that the limit counts.
+    memory: Counters,
+    /// Bytes of machine code that it does not count.
+    code: Counters,
+}
 
 /// Size of the file in bytes.
 const SIZE: usize = 4096;
@@ -57,9 +68,42 @@ impl Account {
         unsafe { &*self.0.start().cast() }
     }
 
+    /// The counters of machine code that is not charged.
+    pub fn code(&self) -> &Counters {
+        &self.page().code
+    }
+
     /// Total bytes of all slices.
     pub fn total(&self) -> u64 {
-        let numbers = self.page().iter();
+        self.page().memory.total()
+    }
+
+    /// Adds bytes to a slice's counter as [`Counters::add`] does.
+    pub fn add(&self, slice: u32, bytes: u64, limit: u64) -> bool {
+        self.page().memory.add(slice, bytes, limit)
+    }
+
+    /// Subtracts bytes from a slice's counter.
+    pub fn remove(&self, slice: u32, bytes: u64) {
+        self.page().memory.remove(slice, bytes);
+    }
+
+    /// Sets a slice's counter to its worker's own count of bytes.
+    pub fn set(&self, slice: u32, bytes: u64) {
+        self.page().memory.set(slice, bytes);
+    }
+
+    /// Resets a slice's counters: its worker has ended.
+    pub fn clear(&self, slice: u32) {
+        self.page().memory.set(slice, 0);
+        self.page().code.set(slice, 0);
+    }
+}
+
+impl Counters {
+    /// Total bytes of all slices.
+    pub fn total(&self) -> u64 {
+        let numbers = self.0.iter();
         numbers.fold(0, |sum, number| {
             sum.saturating_add(number.load(Ordering::SeqCst))
         })
@@ -71,7 +115,7 @@ impl Account {
     /// Two slices that ask at the same time for the last bytes may both be refused. A slice that
     /// asks for more than is left does not cause the refusal of any other.
     pub fn add(&self, slice: u32, bytes: u64, limit: u64) -> bool {
-        let Some(number) = self.page().get(slice as usize) else {
+        let Some(number) = self.0.get(slice as usize) else {
             return false;
         };
         let after = self.total().checked_add(bytes);
@@ -89,22 +133,14 @@ impl Account {
 
     /// Subtracts bytes from a slice's counter.
     pub fn remove(&self, slice: u32, bytes: u64) {
-        if let Some(number) = self.page().get(slice as usize) {
+        if let Some(number) = self.0.get(slice as usize) {
             number.fetch_sub(bytes, Ordering::SeqCst);
         }
     }
 
-    /// Sets a slice's counter to its worker's own count of bytes.
-    pub fn set(&self, slice: u32, bytes: u64) {
-        if let Some(number) = self.page().get(slice as usize) {
+    fn set(&self, slice: u32, bytes: u64) {
+        if let Some(number) = self.0.get(slice as usize) {
             number.store(bytes, Ordering::SeqCst);
-        }
-    }
-
-    /// Resets a slice's counter: its worker has ended.
-    pub fn clear(&self, slice: u32) {
-        if let Some(number) = self.page().get(slice as usize) {
-            number.store(0, Ordering::SeqCst);
         }
     }
 }
@@ -123,8 +159,9 @@ mod tests {
         assert_eq!(machine.total(), 100);
         first.remove(0, 10);
         assert!(second.add(1, 10, 100));
+        assert!(second.code().add(1, 7, 7) && !first.code().add(0, 1, 7));
         machine.clear(1);
-        assert_eq!(first.total(), 50);
+        assert_eq!((first.total(), first.code().total()), (50, 0));
         assert!(!first.add(MOST_SLICES, 1, 100));
     }
 
