@@ -1,5 +1,7 @@
 //! Interrupt sources: PMC's summary, and the registers of PFIFO and the command units.
 
+use std::collections::VecDeque;
+
 /// Units that access addresses, by their numbers in fault registers.
 pub mod unit {
     /// Graphics, including M2MF.
@@ -22,6 +24,8 @@ const UNITS: usize = 32;
 const PBDMAS: usize = 3;
 /// Number of engines whose non-stall interrupts are distinguished.
 const ENGINES: usize = 8;
+/// Maximum number of faults that wait for the acknowledgement of an earlier one. A channel ends with its fault.
+const MOST_FURTHER: usize = super::CHANNELS as usize;
 
 const PMC_FIFO: u32 = 1 << 8;
 const PMC_TIMER: u32 = 1 << 20;
@@ -130,6 +134,8 @@ pub struct Interrupts {
     fifo_enabled: u32,
     faulted: u32,
     faults: [[u32; 4]; UNITS],
+    /// The faults of units whose registers have one that has not been acknowledged.
+    further: VecDeque<(usize, [u32; 4])>,
     run_list: u32,
     engines: [u32; ENGINES],
     engines_enabled: u32,
@@ -146,6 +152,7 @@ impl Default for Interrupts {
             fifo_enabled: 0,
             faulted: 0,
             faults: [[0; 4]; UNITS],
+            further: VecDeque::new(),
             run_list: 0,
             engines: [0; ENGINES],
             engines_enabled: 0,
@@ -201,15 +208,36 @@ impl Interrupts {
     /// An address could not be used.
     pub fn fault(&mut self, fault: Fault) {
         let unit = usize::from(fault.unit) % UNITS;
-        self.faulted |= 1 << unit;
         // From the hub, client 0.
         let kind = fault.reason as u32 | 1 << 6 | u32::from(fault.write) << 7;
-        self.faults[unit] = [
+        let registers = [
             fault.instance,
             fault.address as u32,
             (fault.address >> 32) as u32,
             kind,
         ];
+        // Faults of BARs are of no channel: the last one is told.
+        if self.faulted & 1 << unit == 0 || fault.instance == 0 {
+            self.faulted |= 1 << unit;
+            self.faults[unit] = registers;
+        } else if self.further.len() < MOST_FURTHER {
+            // Each is of another channel: the guest's driver would never learn that this one has ended.
+            self.further.push_back((unit, registers));
+        }
+    }
+
+    /// Acknowledges faults of units, which then have their next ones.
+    fn acknowledge(&mut self, units: u32) {
+        self.faulted &= !units;
+        let (faulted, faults) = (&mut self.faulted, &mut self.faults);
+        self.further.retain(|(unit, registers)| {
+            let waits = *faulted & 1 << *unit != 0;
+            if !waits {
+                *faulted |= 1 << *unit;
+                faults[*unit] = *registers;
+            }
+            waits
+        });
     }
 
     /// Reports a failed command.
@@ -282,7 +310,7 @@ impl Interrupts {
             0x00_0644 => self.masks[1] = value,
             0x00_2100 => self.fifo &= !value,
             0x00_2140 => self.fifo_enabled = value,
-            0x00_259c => self.faulted &= !value,
+            0x00_259c => self.acknowledge(value),
             0x00_25a0 | 0x00_25a4 => {}
             0x00_25a8..0x00_25c8 => self.engines[word(at, 0x00_25a8)] &= !value,
             0x00_2628 => self.engines_enabled = value,

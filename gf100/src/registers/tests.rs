@@ -127,6 +127,47 @@ fn a_fault_is_told_until_it_is_seen() {
     assert!(!registers.line(0));
 }
 
+#[test]
+fn each_fault_of_a_unit_is_told_after_the_one_before_was_seen() {
+    let (mut registers, mut seen) = registers();
+    for (unit, instance) in [(0, 1), (7, 2), (0, 3), (0, 4)] {
+        registers.interrupts.fault(Fault {
+            unit,
+            instance,
+            address: 0,
+            write: false,
+            reason: interrupts::Reason::NoPage,
+        });
+    }
+    // Of a BAR, as many as a guest likes.
+    for _ in 0..1000 {
+        registers.interrupts.fault(Fault {
+            unit: interrupts::unit::BAR1,
+            instance: 0,
+            address: 0,
+            write: true,
+            reason: interrupts::Reason::NoPage,
+        });
+    }
+    registers.write(0x00_259c, 1 << 4, 0, &mut seen);
+    registers.interrupts.fault(Fault {
+        unit: 7,
+        instance: 5,
+        address: 0,
+        write: false,
+        reason: interrupts::Reason::NoPage,
+    });
+    let mut told = |unit: u32| registers.read(0x00_2800 + 16 * unit, 0, &mut seen);
+    assert_eq!((told(0), told(7)), (1, 2));
+    registers.write(0x00_259c, 1 << 7, 0, &mut seen);
+    assert_eq!(registers.read(0x00_2870, 0, &mut seen), 5);
+    for (left, instance) in [(0x81, 3), (0x81, 4), (0x80, 4)] {
+        registers.write(0x00_259c, 1, 0, &mut seen);
+        assert_eq!(registers.read(0x00_259c, 0, &mut seen), left);
+        assert_eq!(registers.read(0x00_2800, 0, &mut seen), instance);
+    }
+}
+
 proptest! {
     #[test]
     fn no_access_panics(accesses: Vec<(bool, u32, u32, u64)>) {

@@ -42,18 +42,19 @@ pub fn leave() {
 }
 
 fn leave_within(naming: Duration) {
-    let mut lost = "what it was asked to write may be lost";
+    let (mut waited, mut lost) = (PATIENCE, "what it was asked to write may be lost");
     if !Seal::close(Duration::ZERO) {
         log::warn!(
             "the VMM ends when its snapshot or core dump has its name, in {naming:?} at the latest; if it is killed \
-             before, neither that snapshot nor an older one in the same folder can be restored"
+             before, the dump is incomplete, or neither the snapshot nor an older one in the same folder can be restored"
         );
         if !Seal::close(naming) {
-            lost = "the snapshot or core dump has not got its name, and an older snapshot in the same folder is gone";
+            waited += naming;
+            lost = "the snapshot or core dump has not got its name; an older snapshot in the same folder cannot be restored";
         }
     }
     log::error!(
-        "the VMM has not ended within {PATIENCE:?}: storage does not answer, and is not waited for any longer; {lost}"
+        "the VMM has not ended within {waited:?}: storage does not answer, and is not waited for any longer; {lost}"
     );
     devices::console::restore_terminal();
     // SAFETY: ends the process, so nothing of it is used any more.
