@@ -129,7 +129,7 @@ impl Cover {
 
 #[cfg(test)]
 mod tests {
-    use remoting_transport::window::{self, Window};
+    use remoting_transport::{mapping, window::Window};
 
     use super::*;
 

@@ -8,7 +8,8 @@ pub const SHORTEST_NAP: Duration = Duration::from_micros(20);
 /// Above this, naps grow more slowly, and end early when another thread arrives.
 pub const USUAL_NAP: Duration = Duration::from_millis(1);
 
-const LONGEST_NAP: Duration = Duration::from_millis(20);
+/// The longest nap.
+pub const LONGEST_NAP: Duration = Duration::from_millis(20);
 
 /// How long to nap before looking again, after having `waited` so long.
 pub fn nap(waited: Duration) -> Duration {

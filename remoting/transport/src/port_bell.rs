@@ -281,6 +281,7 @@ mod tests {
     use std::os::fd::FromRawFd;
 
     use super::*;
+    use crate::naps::{LONGEST_NAP, SHORTEST_NAP};
 
     fn event() -> OwnedFd {
         // SAFETY: no pointers; a fresh descriptor without another owner.
