@@ -254,8 +254,10 @@ mod tests {
         os::unix::net::UnixListener,
     };
 
-    use super::*;
     use remoting_proto::apis::opencl::OpenCl;
+    use remoting_transport::window;
+
+    use super::*;
 
     /// Connects to a server that gives each connection its next answer. Returns the result, and the
     /// number of connections.
