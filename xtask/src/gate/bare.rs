@@ -39,7 +39,6 @@ pub fn checks() -> Result<Vec<Check>> {
     );
     file.set_len(bochs::CYLINDER)?;
     let machine = bochs::Machine {
-        emulator: &bochs::Emulator::Debian,
         cpu: "corei7_icelake_u",
         megabytes: 256,
         disk: None,

@@ -16,7 +16,6 @@ use anyhow::Result;
 use gantry_tests::{report::Outcome, rig::Cache};
 
 pub use bare::{MANIFEST as BARE, lint};
-use bochs::Emulator;
 pub use bochs::PROGRAMS;
 use kvm::{Guests, Host};
 
@@ -61,8 +60,6 @@ pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Resu
     if wanted("bare") {
         all(bare::checks()?);
     }
-    // A failed build is not repeated for each host.
-    let mut emulator = None;
     for version in module::VERSIONS {
         let is_first = version == module::VERSIONS[0];
         // The longest one starts first.
@@ -78,9 +75,8 @@ pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Resu
         let (checks, module) = module::build(&cache, version)?;
         all(checks);
         let Some(module) = module else { continue };
-        let emulator = emulator.get_or_insert_with(|| Emulator::fastest(&cache));
         for guests in guests {
-            hosts.push(Host::build(&cache, &module, guests, emulator)?);
+            hosts.push(Host::build(&cache, &module, guests)?);
         }
     }
     Ok(Hosts(hosts))
