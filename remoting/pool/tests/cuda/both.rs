@@ -106,6 +106,8 @@ impl Port {
             self.account.as_fd(),
         ];
         socket::send(&worker, &attachment.to_bytes(), &files).unwrap();
+        // The pool may have closed its copy by now: then this is the last, and may wait for its peer.
+        thread::spawn(move || drop(interrupt));
         Slice { worker, memory }
     }
 }
