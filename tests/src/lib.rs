@@ -58,6 +58,7 @@ pub mod net;
 pub mod nouveau;
 pub mod opencl;
 pub mod pci;
+pub mod processes;
 pub mod programs;
 pub mod raw_gpu;
 pub mod report;

@@ -173,12 +173,7 @@ impl Pool {
 
     /// Process IDs of the workers, ascending.
     pub fn workers(&self) -> Result<Vec<u32>> {
-        let of = format!("/proc/{0}/task/{0}/children", self.child.id());
-        let text = fs::read_to_string(of)?;
-        Ok(text
-            .split_whitespace()
-            .filter_map(|pid| pid.parse().ok())
-            .collect())
+        crate::processes::children(self.child.id())
     }
 
     /// The pool's process ID.

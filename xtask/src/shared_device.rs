@@ -307,9 +307,8 @@ impl Machine {
     /// The workers of a pool, including the one that waits for an application.
     pub fn workers(&self, pool: usize) -> Result<Vec<i32>> {
         let id = self.pools[pool].0.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
-        let children = children.split_whitespace();
-        Ok(children.map(str::parse).collect::<Result<_, _>>()?)
+        let children = gantry_tests::processes::children(id)?;
+        Ok(children.into_iter().map(u32::cast_signed).collect())
     }
 
     /// Kills the workers of a pool.

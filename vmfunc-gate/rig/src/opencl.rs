@@ -128,8 +128,13 @@ impl Pool {
 
     /// The number of workers, including those that wait for applications.
     fn workers(&self) -> Result<usize> {
-        let path = format!("/proc/{0}/task/{0}/children", self.0.id());
-        Ok(fs::read_to_string(path)?.split_whitespace().count())
+        // Those of all of its threads: one of them starts the workers.
+        let mut count = 0;
+        for thread in fs::read_dir(format!("/proc/{}/task", self.0.id()))? {
+            let children = fs::read_to_string(thread?.path().join("children"))?;
+            count += children.split_whitespace().count();
+        }
+        Ok(count)
     }
 
     /// Waits until there are this many workers.

@@ -564,10 +564,8 @@ fn is_left_by(child: &mut Child, pool: &Pool, there: &[i32]) -> Result<bool> {
 
 /// The child processes of a program: an application runs under one that enforces a time limit.
 fn children(id: u32) -> Result<Vec<i32>> {
-    let text = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
-    text.split_ascii_whitespace()
-        .map(|child| Ok(child.parse()?))
-        .collect()
+    let children = gantry_tests::processes::children(id)?;
+    Ok(children.into_iter().map(u32::cast_signed).collect())
 }
 
 /// A second pool that is stopped does not delay an application. Returns how long a move there takes if it is not

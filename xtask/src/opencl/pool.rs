@@ -244,12 +244,8 @@ impl Pool {
 
     /// The workers' process IDs.
     pub fn workers(&self) -> Result<Vec<i32>> {
-        let id = self.id();
-        let children = fs::read_to_string(format!("/proc/{id}/task/{id}/children"))?;
-        children
-            .split_whitespace()
-            .map(|child| Ok(child.parse()?))
-            .collect()
+        let children = gantry_tests::processes::children(self.process.id())?;
+        Ok(children.into_iter().map(u32::cast_signed).collect())
     }
 
     /// The workers' process IDs, once each has executed its final program, which the pool waits
