@@ -21,23 +21,34 @@ use std::{
 };
 
 use remoting_proto::wire::api::RequestClass;
-use remoting_turns::{Moment, introduce, message::Join, slices::Slices, worker::Turns};
+use remoting_turns::{
+    Moment, introduce,
+    message::Join,
+    slices::{Slices, Use},
+    worker::Turns,
+};
 
 /// Makes this program a worker of that name.
 const WORKER: &str = "GANTRY_TEST_WORKER";
 /// The one that always uses the device, however short its slices are, and the one that is owed all of its time.
 const HOG: &str = "hog";
 const OWED: &str = "owed";
+/// As the first, but its requests seem to be short; the device's record knows better.
+const HIDDEN: &str = "hidden";
 const REQUEST: Duration = Duration::from_millis(1);
 
 /// Says what it is told.
-struct Said(Arc<AtomicBool>);
+struct Said {
+    stopped: Arc<AtomicBool>,
+    /// What the device's record has for it, and until when, if there is a record.
+    record: Option<(Duration, Moment)>,
+}
 
 impl Slices for Said {
     fn set(&mut self, _: Duration) {}
 
     fn stop(&mut self) -> bool {
-        self.0.store(true, Ordering::SeqCst);
+        self.stopped.store(true, Ordering::SeqCst);
         say("stopped");
         true
     }
@@ -47,9 +58,24 @@ impl Slices for Said {
     }
 
     fn start(&mut self) {
-        self.0.store(false, Ordering::SeqCst);
+        self.stopped.store(false, Ordering::SeqCst);
         say("started");
     }
+
+    fn used(&mut self) -> Option<Use> {
+        let (total, until) = self.record.as_mut()?;
+        let now = Moment::now();
+        if !self.stopped.load(Ordering::SeqCst) {
+            *total += now.since(*until);
+        }
+        *until = now;
+        Some(Use {
+            total: *total,
+            alone: false,
+        })
+    }
+
+    fn end_use(&mut self) {}
 
     fn gpus(&self) -> u64 {
         1
@@ -69,13 +95,16 @@ fn worker() {
     };
     let control = io::stdin().as_fd().try_clone_to_owned().unwrap();
     let stopped = Arc::new(AtomicBool::new(false));
-    let hog = name == HOG;
+    let (hog, hidden) = (name == HOG, name == HIDDEN);
     let join = Join {
         name,
-        weight: if hog { 1 } else { 3 },
+        weight: if hog || hidden { 1 } else { 3 },
         sliced: true,
     };
-    let slices = Box::new(Said(Arc::clone(&stopped)));
+    let slices = Box::new(Said {
+        stopped: Arc::clone(&stopped),
+        record: hidden.then(|| (Duration::ZERO, Moment::now())),
+    });
     let mut turns = Turns::start(UnixStream::from(control), &join, Some(slices), |_| {}).unwrap();
     let class = RequestClass(1);
     loop {
@@ -181,4 +210,14 @@ fn who_is_stopped_goes_on_when_the_arbiter_or_the_owed_is_killed() {
     hog.wait_for("stopped");
     owed.kill();
     hog.wait_for("started");
+}
+
+#[test]
+fn whose_requests_seem_short_is_stopped_by_what_the_devices_record_has() {
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("socket");
+    let _arbiter = Arbiter::start(&socket);
+    let mut hidden = Worker::start(HIDDEN, &socket);
+    let _owed = Worker::start(OWED, &socket);
+    hidden.wait_for("stopped");
 }

@@ -131,7 +131,7 @@ struct Member {
     dying: bool,
     /// Whether it can set its time slices, and what was read of its reports on them.
     sliced: bool,
-    reported: Reported,
+    reported: Option<Reported>,
     /// For how long it has not stopped although it was told to, since it last did.
     disobeyed: Duration,
 }
@@ -266,6 +266,8 @@ impl Arbiter {
             self.show();
         }
         self.handshake(&ready);
+        // Before words are heard: a newcomer that takes turns may have asked for one already.
+        self.share_by_slices(Moment::now());
         let ids: Vec<u64> = self.members.keys().copied().collect();
         for id in ids {
             self.hear(id, &ready);
@@ -439,7 +441,7 @@ impl Arbiter {
             over: None,
             dying: false,
             sliced: join.sliced,
-            reported: Reported::default(),
+            reported: None,
             disobeyed: Duration::ZERO,
         };
         if self.slicing.is_on() && member.sliced {

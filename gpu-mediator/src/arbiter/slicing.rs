@@ -11,7 +11,7 @@ use std::{
 
 use remoting_turns::page::Mode;
 
-use super::{Arbiter, Member};
+use super::{Arbiter, Member, Over};
 use crate::{
     Moment,
     policy::{
@@ -39,6 +39,7 @@ const DISOBEDIENCE: Duration = Duration::from_secs(10);
 pub(super) struct Reported {
     present: Duration,
     measured: Duration,
+    metered: Duration,
     switching: Duration,
     completions: u64,
 }
@@ -112,6 +113,13 @@ impl Arbiter {
         };
         for member in self.members.values_mut() {
             member.disobeyed = Duration::ZERO;
+            member.reported = None;
+            // What the driver has runs on beside the turns, and is limited and charged from now on.
+            member.behind = now;
+            member.over = Some(Over {
+                ended: now,
+                counted: now,
+            });
             // Others do not look.
             if member.sliced {
                 member.worker.share(mode);
@@ -205,20 +213,27 @@ impl Arbiter {
             let time = |nanos: u64| Duration::from_nanos(nanos);
             let oldest = Moment::from_nanos(account.oldest_since.load(Ordering::Relaxed));
             let lasts = oldest != Moment::START && now.since(oldest) >= LONG;
+            // The device's record has kernels of any length.
+            let is_metered = account.is_metered.load(Ordering::Acquire) != 0;
             let read = Reported {
                 present: member.worker.presence().total(now),
                 measured: time(account.measured.load(Ordering::Relaxed)),
+                metered: time(account.metered.load(Ordering::Relaxed)),
                 switching: time(account.switching.load(Ordering::Relaxed)),
                 completions: account.completions.load(Ordering::Relaxed),
             };
-            let before = std::mem::replace(&mut member.reported, read);
+            // What was before the first look is not of this time.
+            let before = member.reported.replace(read).unwrap_or(read);
             News {
                 vm: member.vm,
                 gpus: account.gpus.load(Ordering::Relaxed),
                 report: Report {
                     present: read.present.saturating_sub(before.present),
-                    used: read.measured.saturating_sub(before.measured),
-                    long: lasts || account.long.load(Ordering::Relaxed) != 0,
+                    used: match is_metered {
+                        true => read.metered.saturating_sub(before.metered),
+                        false => read.measured.saturating_sub(before.measured),
+                    },
+                    long: !is_metered && (lasts || account.long.load(Ordering::Relaxed) != 0),
                     stopped: account.stopped.load(Ordering::Relaxed) != 0,
                     completed: read.completions != before.completions,
                     switching: read.switching.saturating_sub(before.switching),

@@ -702,3 +702,54 @@ fn a_worker_on_several_gpus_has_all_take_turns() {
     arranged.arbiter.share_by_slices(Moment::now());
     assert!(!arranged.arbiter.slicing.is_on());
 }
+
+#[test]
+fn a_newcomer_that_takes_turns_and_asks_at_once_gets_one() {
+    let mut arranged = arrange_slices("asks", &[1]);
+    let process = Command::new("sleep").arg("1000").spawn().unwrap();
+    let mut stream = introduced(&arranged.folder.join("socket"), &process);
+    let join = Join {
+        name: "cannot".to_owned(),
+        weight: 1,
+        sliced: false,
+    };
+    let mut said = join.to_bytes().to_vec();
+    said.push(Word::Want as u8);
+    stream.write_all(&said).unwrap();
+    arranged.workers.push((stream, process));
+    for _ in 0..20 {
+        arranged
+            .arbiter
+            .step(Some(Duration::from_millis(1)))
+            .unwrap();
+    }
+    assert!(arranged.arbiter.turn.is_some_and(|turn| turn.member == 2));
+}
+
+#[test]
+fn what_was_used_before_slices_is_not_of_their_time() {
+    let mut arranged = arrange_slices("before", &[1, 1]);
+    for member in arranged.arbiter.members.values() {
+        let account = member.worker.account();
+        account.present.store(3_600_000_000_000, Ordering::Relaxed);
+    }
+    let mut now = Moment::now();
+    for _ in 0..3 {
+        now += Duration::from_millis(4);
+        arranged.arbiter.share_by_slices(now);
+    }
+    for vm in arranged.arbiter.vms.values() {
+        assert!(vm.delayed < Duration::from_secs(1), "{:?}", vm.delayed);
+    }
+}
+
+#[test]
+fn what_runs_when_turns_begin_is_limited_as_what_is_left_of_a_turn() {
+    let mut arranged = arrange_slices("left", &[1, 1]);
+    let path = arranged.folder.join("socket");
+    arranged.join(&path, "cannot");
+    let before = Moment::now();
+    arranged.arbiter.share_by_slices(before);
+    let member = &arranged.arbiter.members[&1];
+    assert!(member.over.is_some() && member.behind >= before);
+}

@@ -207,9 +207,10 @@ pub fn run(
     let mut options = options.clone();
     let limit = options.compiler_cache.0;
     let _open = limit.and_then(|_| keep(&mut options));
-    options.sliced = options.arbiter.is_some()
-        && options.apis.contains(&ApiId::Cuda)
-        && slices::work(program, &options, &cache.folder);
+    if options.arbiter.is_some() && options.apis.contains(&ApiId::Cuda) {
+        let works = slices::work(program, &options, &cache.folder);
+        (options.sliced, options.metered) = (works.slices, works.record);
+    }
     let kept = limit.zip(options.compiled.clone());
     let kept = kept.map(|(limit, folder)| (folder, limit));
     let sweeper = Sweeper::default();

@@ -2,10 +2,11 @@
 
 use std::{
     io::{self, BufRead, BufReader, Write},
+    os::unix::process::CommandExt,
     path::Path,
     process::{Child, ChildStdin, ChildStdout, Command as Program, Stdio},
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use remoting_cuda::timeslice::{
@@ -35,6 +36,11 @@ const SHARED: Duration = Duration::from_secs(1);
 /// The same in a shorter trial, of which each part lasts so long.
 const NEAR_RATIO: std::ops::RangeInclusive<f64> = 2.0..=4.5;
 const PART: Duration = Duration::from_millis(250);
+/// What the record of context switches may have for a round of one process's kernel by what it has for the other's: 1.11 and
+/// 1.15 on an H200, as beginning a slice takes time of it.
+const PER_ROUND: std::ops::RangeInclusive<f64> = 0.75..=1.33;
+/// And at most for both together, of the time.
+const MOST_RECORDED: f64 = 1.1;
 /// What a process beside a stopped one does at least of what it does alone.
 const BESIDE: f64 = 0.9;
 /// The driver's own slice.
@@ -102,6 +108,11 @@ impl Process {
         if let Some(without) = &options.without {
             command.arg("--without").arg(without.to_string());
         }
+        let this = std::process::id();
+        // SAFETY: the new process makes system calls that may be made between fork and exec.
+        unsafe {
+            command.pre_exec(move || base::child::end_with(this));
+        }
         let mut child = command.spawn().map_err(Error::Start)?;
         let missing = || Error::Start(io::ErrorKind::BrokenPipe.into());
         let input = child.stdin.take().ok_or_else(missing)?;
@@ -161,32 +172,70 @@ impl Process {
     }
 }
 
+/// What of a GPU's time slices works.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Works {
+    /// Slices and stops.
+    pub slices: bool,
+    /// The record of context switches tells who has used the GPU for how long.
+    pub record: bool,
+}
+
 /// Whether slices and stops of the GPU's driver do what they say, as far as a second of it shows. `folder` is the pool's own.
-pub(super) fn work(program: &Path, options: &Options, folder: &Path) -> bool {
+pub(super) fn work(program: &Path, options: &Options, folder: &Path) -> Works {
     if timeslice::of_this_process().is_err() {
-        return false;
+        return Works::default();
     }
     let why = match work_now(program, options, folder) {
-        Ok(None) => return true,
-        Ok(Some(why)) => why,
+        Ok(Ok(record)) => {
+            if let Err(found) = &record {
+                base::note!(
+                    "gantry-accel: use of the GPU is measured by the usual length of commands, as its record of \
+                     context switches does not tell it: {found}"
+                );
+            }
+            return Works {
+                slices: true,
+                record: record.is_ok(),
+            };
+        }
+        Ok(Err(why)) => why,
         Err(error) => base::Chain(&error).to_string(),
     };
     base::note!("gantry-accel: workers take turns, as time slices of the GPU do not work: {why}");
-    false
+    Works::default()
 }
 
-/// Returns what does not work.
-fn work_now(program: &Path, options: &Options, folder: &Path) -> Result<Option<String>, Error> {
+/// Whether the record of context switches tells who has used the GPU, or what it has instead.
+type Record = Result<(), String>;
+
+/// Returns what does not work, or whether the record of context switches does.
+fn work_now(
+    program: &Path,
+    options: &Options,
+    folder: &Path,
+) -> Result<Result<Record, String>, Error> {
+    let mut record = Ok(());
     let mut one = Process::start(program, options, folder, 1)?;
     let mut other = Process::start(program, options, folder, 2)?;
     for slices in [SLICES, [SLICES[1], SLICES[0]]] {
-        let (did, ratio) = share(&mut one, &mut other, slices, PART)?;
-        if !NEAR_RATIO.contains(&ratio) {
+        let shared = share(&mut one, &mut other, slices, PART)?;
+        let did = shared.did;
+        if !NEAR_RATIO.contains(&shared.ratio(did)) {
             let [first, second] = slices;
-            return Ok(Some(format!(
+            return Ok(Err(format!(
                 "slices of {first} and {second} us give {} and {} rounds of a kernel",
                 did[0], did[1]
             )));
+        }
+        if !shared.is_recorded() {
+            record = Err(format!(
+                "{} rounds of a kernel in {}, {} in {}",
+                did[0],
+                shared.recorded(0),
+                did[1],
+                shared.recorded(1)
+            ));
         }
     }
     one.tell(Command::Spin(Grid::Full))?;
@@ -195,33 +244,99 @@ fn work_now(program: &Path, options: &Options, folder: &Path) -> Result<Option<S
     one.tell(Command::Start)?;
     let went_on = one.rounds(|_| pause(PART / 4))?;
     one.tell(Command::End)?;
-    let works = stood == Some(0) && went_on > Some(0);
-    Ok((!works).then(|| "a stopped kernel does not stand still, or does not go on".to_owned()))
+    Ok(match stood == Some(0) && went_on > Some(0) {
+        true => Ok(record),
+        false => Err("a stopped kernel does not stand still, or does not go on".to_owned()),
+    })
 }
 
-/// The rounds of two processes' endless kernels with these slices, and how many more the one with the longer slice does.
+/// Two processes' endless kernels side by side.
+struct Shared {
+    /// Their slices in microseconds.
+    slices: [u32; 2],
+    /// Their rounds.
+    did: [u64; 2],
+    /// What the record of context switches has for them, in microseconds; `None` if there is none.
+    used: Option<[u64; 2]>,
+    /// For how long they ran.
+    time: Duration,
+}
+
+impl Shared {
+    /// What the record has for one.
+    fn recorded(&self, index: usize) -> String {
+        match self.used {
+            Some(used) => {
+                let used = Duration::from_micros(used[index]);
+                format!("{:.3} of the time", used.div_duration_f64(self.time))
+            }
+            None => "no record".to_owned(),
+        }
+    }
+
+    /// How much more the one with the longer slice has.
+    fn ratio(&self, [first, second]: [u64; 2]) -> f64 {
+        match self.slices[0] < self.slices[1] {
+            true => second as f64 / first as f64,
+            false => first as f64 / second as f64,
+        }
+    }
+
+    /// Whether the record has for them what they have done. Others, such as another pool's trial, may use the GPU, too.
+    fn is_recorded(&self) -> bool {
+        self.used.is_some_and(|used| {
+            let all = Duration::from_micros(used[0].saturating_add(used[1]));
+            let per_round = [0, 1].map(|index| used[index] as f64 / self.did[index] as f64);
+            NEAR_RATIO.contains(&self.ratio(used))
+                && PER_ROUND.contains(&(per_round[0] / per_round[1]))
+                && all.div_duration_f64(self.time) <= MOST_RECORDED
+        })
+    }
+}
+
+/// Runs two processes' endless kernels with these slices.
 fn share(
     one: &mut Process,
     other: &mut Process,
     [first, second]: [u32; 2],
     time: Duration,
-) -> Result<([u64; 2], f64), Error> {
+) -> Result<Shared, Error> {
     one.tell(Command::Slice(first))?;
     other.tell(Command::Slice(second))?;
-    one.tell(Command::Spin(Grid::Full))?;
-    other.tell(Command::Spin(Grid::Full))?;
+    let mut all =
+        |command| -> Result<[u64; 2], Error> { Ok([one.tell(command)?, other.tell(command)?]) };
+    // The first time, the record begins.
+    let _ = recorded(all(Command::Used))?;
+    all(Command::Spin(Grid::Full))?;
     thread::sleep(SETTLES);
-    let before = [one.tell(Command::Count)?, other.tell(Command::Count)?];
+    let used_before = recorded(all(Command::Used))?;
+    let begin = Instant::now();
+    let before = all(Command::Count)?;
     thread::sleep(time);
-    let after = [one.tell(Command::Count)?, other.tell(Command::Count)?];
-    one.tell(Command::End)?;
-    other.tell(Command::End)?;
-    let did = [0, 1].map(|index| after[index].saturating_sub(before[index]));
-    let ratio = match first < second {
-        true => did[1] as f64 / did[0] as f64,
-        false => did[0] as f64 / did[1] as f64,
+    let after = all(Command::Count)?;
+    let used_after = recorded(all(Command::Used))?;
+    let time = begin.elapsed();
+    all(Command::End)?;
+    let more = |after: [u64; 2], before: [u64; 2]| {
+        [0, 1].map(|index| after[index].saturating_sub(before[index]))
     };
-    Ok((did, ratio))
+    Ok(Shared {
+        slices: [first, second],
+        did: more(after, before),
+        used: used_after
+            .zip(used_before)
+            .map(|(after, before)| more(after, before)),
+        time,
+    })
+}
+
+/// What the record has, if there is one.
+fn recorded(asked: Result<[u64; 2], Error>) -> Result<Option<[u64; 2]>, Error> {
+    match asked {
+        Ok(used) => Ok(Some(used)),
+        Err(Error::Failed(..)) => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Tries slices and stops, and prints a line for each step. Returns whether all worked.
@@ -325,13 +440,24 @@ pub fn run(program: &Path, options: &Options, out: &mut impl Write) -> Result<bo
     for slices in [SLICES, [SLICES[1], SLICES[0]]] {
         let [first, second] = slices;
         let set = one.tell(Command::Slice(first))?;
-        let (did, ratio) = share(&mut one, &mut other, slices, SHARED)?;
+        let shared = share(&mut one, &mut other, slices, SHARED)?;
+        let did = shared.did;
+        let ratio = shared.ratio(did);
         tell(
             "slices decide about shares",
             RATIO.contains(&ratio),
             format!(
                 "{} and {} rounds with {first} and {second} us: a ratio of {ratio:.2}; set in {set} us",
                 did[0], did[1]
+            ),
+        )?;
+        tell(
+            "context switches tell who used the GPU",
+            shared.is_recorded(),
+            format!(
+                "with {first} and {second} us, {} and {}",
+                shared.recorded(0),
+                shared.recorded(1)
             ),
         )?;
     }
@@ -388,4 +514,34 @@ pub fn sliced(options: &Options, out: &mut impl Write) -> Result<(), process::Er
     worker.send_no_files()?;
     trial::serve(options.library(ApiId::Cuda), io::stdin().lock(), out)
         .map_err(process::Error::Connection)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_tells_use_if_it_has_what_was_done_whoever_else_uses_the_gpu() {
+        let shared = |did, used| Shared {
+            slices: [2000, 6000],
+            did,
+            used,
+            time: Duration::from_secs(1),
+        };
+        for (did, used, tells) in [
+            // As measured on an H200.
+            ([2319, 5920], Some([256_000, 726_000]), true),
+            // Beside six pools' trials.
+            ([330, 850], Some([36_000, 104_000]), true),
+            ([2319, 5920], None, false),
+            ([2319, 5920], Some([0, 0]), false),
+            ([2319, 5920], Some([0, 982_000]), false),
+            ([2319, 5920], Some([491_000, 491_000]), false),
+            ([2319, 5920], Some([512_000, 1_452_000]), false),
+            ([2900, 5920], Some([150_000, 670_000]), false),
+        ] {
+            let shared = shared(did, used);
+            assert_eq!(shared.is_recorded(), tells, "{did:?} {used:?}");
+        }
+    }
 }

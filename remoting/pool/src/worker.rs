@@ -311,6 +311,9 @@ fn describe(
     if options.sliced {
         command.arg("--sliced");
     }
+    if options.metered {
+        command.arg("--metered");
+    }
     if standby {
         command.arg("--standby");
     }

@@ -148,6 +148,7 @@ impl<R, F: Copy> Sharing<R, F> {
         let Some(turns) = &mut self.turns else {
             return;
         };
+        turns.look();
         if completed > 0 {
             turns.completed(completed, Moment::now());
         }

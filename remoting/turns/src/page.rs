@@ -125,6 +125,11 @@ pub struct Account {
     pub switching: AtomicU64,
     /// The GPUs on which it has contexts, as bits, by the driver's number.
     pub gpus: AtomicU64,
+    /// Nanoseconds that it has had the device beside others, by the device's record.
+    pub metered: AtomicU64,
+    /// Whether others use the device, and the device keeps that record: it then counts, and not what requests are
+    /// expected to use.
+    pub is_metered: AtomicU32,
 }
 
 /// Types that may be in memory that another process changes: every bit pattern is a valid value, and all changes are

@@ -10,6 +10,17 @@ pub const DRIVERS_SLICE: Duration = Duration::from_micros(2048);
 const STOPPED: Duration = Duration::from_millis(20);
 /// How often to look otherwise: whether there are new contexts.
 const RUNNING: Duration = Duration::from_millis(50);
+/// How often to report use where it is read from a record of the device's, while others use it, too.
+const METERED: Duration = Duration::from_millis(10);
+
+/// What this process's contexts have had of the device, by a record of the device's own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Use {
+    /// In all, without what they have had while nobody else used the device.
+    pub total: Duration,
+    /// Whether nobody else uses it now.
+    pub alone: bool,
+}
 
 /// Sets the time slices of this process's contexts, and stops them.
 pub trait Slices: Send {
@@ -22,6 +33,10 @@ pub trait Slices: Send {
     fn keep(&mut self) -> bool;
     /// They continue.
     fn start(&mut self);
+    /// What they have used; `None` if the device keeps no record of that.
+    fn used(&mut self) -> Option<Use>;
+    /// Nobody asks for that for now.
+    fn end_use(&mut self);
     /// The GPUs on which there are contexts, as bits, by the driver's number.
     fn gpus(&self) -> u64;
 }
@@ -49,8 +64,13 @@ impl Sliced {
         let (grant, account) = (session.grant(), session.account());
         if !grant.mode().is_slices() {
             self.release();
+            self.slices.end_use();
             account.stopped.store(0, Ordering::Relaxed);
-            return None;
+            account.is_metered.store(0, Ordering::Relaxed);
+            let gpus = self.slices.gpus();
+            account.gpus.store(gpus, Ordering::Relaxed);
+            // Those with contexts on several GPUs keep everybody in turns.
+            return (gpus.count_ones() > 1).then_some(RUNNING);
         }
         let begin = Moment::now();
         let until = Moment::from_nanos(grant.stopped_until.load(Ordering::Acquire));
@@ -70,9 +90,21 @@ impl Sliced {
             .stopped
             .store(self.stopped.into(), Ordering::Relaxed);
         account.gpus.store(self.slices.gpus(), Ordering::Relaxed);
-        Some(match until > begin {
-            true => STOPPED,
-            false => RUNNING,
+        let is_metered = match self.slices.used() {
+            Some(used) => {
+                let total = used.total.as_nanos() as u64;
+                account.metered.store(total, Ordering::Relaxed);
+                !used.alone
+            }
+            None => false,
+        };
+        account
+            .is_metered
+            .store(is_metered.into(), Ordering::Release);
+        Some(match (until > begin, is_metered) {
+            (true, _) => STOPPED,
+            (false, true) => METERED,
+            (false, false) => RUNNING,
         })
     }
 

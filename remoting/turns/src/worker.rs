@@ -398,6 +398,18 @@ impl Turns {
             self.mode = mode;
             self.standing = Standing::Without;
             self.promised = None;
+            if !mode.is_slices() && self.meter.outstanding() > 0 {
+                // What the driver has runs on beside the turns: as what is left of a turn that is over.
+                self.promised = Some(Moment::now());
+                self.publish();
+            }
+        }
+    }
+
+    /// Notices whether the way of sharing has changed.
+    pub fn look(&mut self) {
+        if self.sliced {
+            self.current();
         }
     }
 

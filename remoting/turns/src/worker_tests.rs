@@ -3,7 +3,10 @@
 use std::sync::{atomic::AtomicU64, mpsc};
 
 use super::{
-    super::fake::{self, Fake},
+    super::{
+        fake::{self, Fake},
+        slices::Use,
+    },
     *,
 };
 
@@ -187,6 +190,12 @@ impl Slices for Noted {
         self.note("start");
     }
 
+    fn used(&mut self) -> Option<Use> {
+        None
+    }
+
+    fn end_use(&mut self) {}
+
     fn gpus(&self) -> u64 {
         4
     }
@@ -230,6 +239,26 @@ fn in_time_slices_everybody_submits_and_reports_its_use() {
         assert!(!turns.may_submit(CLASS, false, millis(20)));
         thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn what_the_driver_has_when_turns_begin_is_told_and_owed() {
+    let (mut turns, fake, _) = sliced();
+    fake.share_by_slices(true);
+    while !turns.may_submit(CLASS, false, Moment::now()) {
+        thread::sleep(Duration::from_millis(1));
+    }
+    turns.submitted(CLASS, Moment::now());
+    let value = |place: &AtomicU64| place.load(Ordering::Relaxed);
+    assert_eq!(value(&fake.account.running_since), 0);
+    fake.share_by_slices(false);
+    while value(&fake.account.running_since) == 0 {
+        turns.look();
+        thread::sleep(Duration::from_millis(1));
+    }
+    turns.completed(1, Moment::now() + Duration::from_secs(1));
+    assert!(value(&fake.account.overrun) > 900_000_000);
+    assert_eq!(value(&fake.account.running_since), 0);
 }
 
 #[test]

@@ -17,9 +17,18 @@ const ALLOCATE_SIZE: c_ulong = 48;
 /// numbers without type and size. Files of other drivers may know them, too.
 const UNREGISTER: [c_ulong; 2] = [0x1a, 0x1c];
 
+const MAP_MEMORY: c_ulong = 0x4e;
+const MAP_MEMORY_SIZE: c_ulong = 56;
+
 /// Controls.
 const SET_TIMESLICE: u32 = 0xa06c_0103;
 const DISABLE_CHANNELS: u32 = 0x2080_110b;
+/// The number of a channel, unique on the machine.
+const GET_CONTEXT_ID: u32 = 0xa06f_0113;
+/// Records of context switches: which, whether they are written, and that they are written now.
+const BIND_SWITCHES: u32 = 0x2080_1238;
+const ENABLE_EVENTS: u32 = 0x90cd_0101;
+const FLUSH_EVENTS: u32 = 0x90cd_0104;
 /// The most channels of one call.
 const MOST_CHANNELS: usize = 64;
 
@@ -27,6 +36,18 @@ const MOST_CHANNELS: usize = 64;
 const GROUP: u32 = 0xa06c;
 /// The class of GPUs.
 pub const DEVICE: u32 = 0x80;
+/// The class of a GPU's parts.
+pub const SUBDEVICE: u32 = 0x2080;
+/// Classes of clients, of the machine's memory, and of buffers of events.
+const CLIENT: u32 = 0x41;
+const MEMORY: u32 = 0x90ce;
+const EVENT_BUFFER: u32 = 0x90cd;
+/// Attributes of memory: cached, in the machine; and only the driver writes it.
+const CACHED: u32 = 1 << 29 | 1 << 25;
+const READ_ONLY: u32 = 1 << 22;
+/// Bytes of a record, and what happens when there is no room: the newest are kept.
+const RECORD: u32 = 32;
+const KEEP_NEWEST: u32 = 2;
 
 /// What a call is about, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -130,6 +151,12 @@ union Parameters {
     /// SET_TIMESLICE.
     micros: u64,
     channels: DisableChannels,
+    /// GET_CONTEXT_ID.
+    number: u32,
+    /// BIND_SWITCHES: the buffer, the size of records, which switches, a filter, whether those of all users, and why not.
+    switches: [u32; 6],
+    /// ENABLE_EVENTS: whether, and how.
+    events: [u32; 2],
 }
 
 /// FIFO_DISABLE_CHANNELS.
@@ -205,6 +232,47 @@ impl Control {
         Self::new(client, subdevice, DISABLE_CHANNELS, parameters, size)
     }
 
+    /// Asks for a channel's number: [`Self::number`] afterwards.
+    pub fn ask_number(client: u32, channel: u32) -> Self {
+        let parameters = Parameters { number: 0 };
+        Self::new(
+            client,
+            channel,
+            GET_CONTEXT_ID,
+            parameters,
+            size_of::<u32>(),
+        )
+    }
+
+    /// The answer to [`Self::ask_number`].
+    pub fn number(&self) -> u32 {
+        // SAFETY: any bytes are a number, and all parameters begin with four.
+        unsafe { self.parameters.number }
+    }
+
+    /// The user's context switches on this GPU go to this buffer.
+    pub fn bind_switches(client: u32, subdevice: u32, buffer: u32) -> Self {
+        let parameters = Parameters {
+            switches: [buffer, RECORD, 1, 0, 0, 0],
+        };
+        let size = size_of::<[u32; 6]>();
+        Self::new(client, subdevice, BIND_SWITCHES, parameters, size)
+    }
+
+    /// The buffer takes what is bound to it.
+    pub fn enable_events(client: u32, buffer: u32) -> Self {
+        let parameters = Parameters {
+            events: [1, KEEP_NEWEST],
+        };
+        let size = size_of::<[u32; 2]>();
+        Self::new(client, buffer, ENABLE_EVENTS, parameters, size)
+    }
+
+    /// What has happened is written into the buffer now.
+    pub fn flush_events(client: u32, buffer: u32) -> Self {
+        Self::new(client, buffer, FLUSH_EVENTS, Parameters { micros: 0 }, 0)
+    }
+
     fn new(client: u32, object: u32, command: u32, parameters: Parameters, size: usize) -> Self {
         Self {
             block: Block {
@@ -222,12 +290,250 @@ impl Control {
 
     /// The argument of the call. It is valid for as long as this is neither moved nor dropped.
     pub fn block(&mut self) -> *mut c_void {
-        self.block.parameters = (&raw mut *self.parameters) as u64;
+        self.block.parameters = match self.block.size {
+            0 => 0,
+            _ => (&raw mut *self.parameters) as u64,
+        };
         (&raw mut self.block).cast()
     }
 
     /// The driver's answer. 0 is success.
     pub fn status(&self) -> u32 {
         self.block.status
+    }
+}
+
+/// Parameters of objects that are made.
+#[repr(C, align(8))]
+union Made {
+    none: u64,
+    /// The number of the GPU first.
+    device: [u32; 14],
+    memory: MachineMemory,
+    buffer: EventBuffer,
+}
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct MachineMemory {
+    _before: [u32; 6],
+    attributes: u32,
+    more_attributes: u32,
+    _between: [u32; 4],
+    _range: [u64; 2],
+    size: u64,
+    _after: [u64; 7],
+}
+
+const _: () = assert!(size_of::<MachineMemory>() == 128);
+
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct EventBuffer {
+    _addresses: [u64; 2],
+    record_size: u32,
+    record_count: u32,
+    _variable: u64,
+    _variable_size: u32,
+    _records_free: u32,
+    _notification: u64,
+    _variable_free: u32,
+    subdevice: u32,
+    _flags: u32,
+    header: u32,
+    records: u32,
+    _variable_memory: u32,
+}
+
+const _: () = assert!(size_of::<EventBuffer>() == 72);
+
+/// A buffer of context switches: the objects that it is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct SwitchBuffer {
+    pub client: u32,
+    pub subdevice: u32,
+    /// Memory of its places of writing and reading.
+    pub header: u32,
+    /// Memory of its records, and their number.
+    pub records: u32,
+    pub count: u32,
+}
+
+#[repr(C)]
+struct AllocationBlock {
+    client: u32,
+    parent: u32,
+    object: u32,
+    class: u32,
+    parameters: u64,
+    rights: u64,
+    size: u32,
+    flags: u32,
+    status: u32,
+    _padding: u32,
+}
+
+const _: () = assert!(size_of::<AllocationBlock>() as c_ulong == ALLOCATE_SIZE);
+
+/// A call that makes an object.
+pub struct Allocation {
+    block: AllocationBlock,
+    parameters: Box<Made>,
+}
+
+impl Allocation {
+    /// The number of the call.
+    pub const REQUEST: c_ulong = 3 << 30 | ALLOCATE_SIZE << 16 | TYPE << 8 | ALLOCATE;
+
+    /// A client, which the driver names.
+    pub fn client() -> Self {
+        Self::new(0, 0, 0, CLIENT, Made { none: 0 }, 0)
+    }
+
+    /// The GPU with this number.
+    pub fn device(client: u32, object: u32, gpu: u32) -> Self {
+        let mut device = [0; 14];
+        device[0] = gpu;
+        let size = size_of_val(&device);
+        Self::new(client, client, object, DEVICE, Made { device }, size)
+    }
+
+    /// Its first part.
+    pub fn subdevice(client: u32, device: u32, object: u32) -> Self {
+        let size = size_of::<u32>();
+        Self::new(client, device, object, SUBDEVICE, Made { none: 0 }, size)
+    }
+
+    /// Memory of the machine, which only the driver writes.
+    pub fn memory(client: u32, object: u32, bytes: u64) -> Self {
+        let memory = MachineMemory {
+            _before: [0; 6],
+            attributes: CACHED,
+            more_attributes: READ_ONLY,
+            _between: [0; 4],
+            _range: [0; 2],
+            size: bytes,
+            _after: [0; 7],
+        };
+        let size = size_of_val(&memory);
+        Self::new(client, client, object, MEMORY, Made { memory }, size)
+    }
+
+    /// A buffer of context switches.
+    pub fn switch_buffer(object: u32, of: &SwitchBuffer) -> Self {
+        let buffer = EventBuffer {
+            _addresses: [0; 2],
+            record_size: RECORD,
+            record_count: of.count,
+            _variable: 0,
+            _variable_size: 0,
+            _records_free: 0,
+            _notification: 0,
+            _variable_free: 0,
+            subdevice: of.subdevice,
+            _flags: 0,
+            header: of.header,
+            records: of.records,
+            _variable_memory: 0,
+        };
+        let size = size_of_val(&buffer);
+        let made = Made { buffer };
+        Self::new(of.client, of.client, object, EVENT_BUFFER, made, size)
+    }
+
+    fn new(
+        client: u32,
+        parent: u32,
+        object: u32,
+        class: u32,
+        parameters: Made,
+        size: usize,
+    ) -> Self {
+        Self {
+            block: AllocationBlock {
+                client,
+                parent,
+                object,
+                class,
+                parameters: 0,
+                rights: 0,
+                size: size as u32,
+                flags: 0,
+                status: 0,
+                _padding: 0,
+            },
+            parameters: Box::new(parameters),
+        }
+    }
+
+    /// The argument of the call. It is valid for as long as this is neither moved nor dropped.
+    pub fn block(&mut self) -> *mut c_void {
+        self.block.parameters = match self.block.size {
+            0 => 0,
+            _ => (&raw mut *self.parameters) as u64,
+        };
+        (&raw mut self.block).cast()
+    }
+
+    /// The driver's answer. 0 is success.
+    pub fn status(&self) -> u32 {
+        self.block.status
+    }
+
+    /// The name of the object.
+    pub fn object(&self) -> u32 {
+        self.block.object
+    }
+}
+
+/// A call that has the next `mmap` of a file map memory of the machine for reading.
+#[derive(Debug)]
+#[repr(C)]
+pub struct MapMemory {
+    client: u32,
+    device: u32,
+    memory: u32,
+    _padding: u32,
+    offset: u64,
+    length: u64,
+    address: u64,
+    status: u32,
+    flags: u32,
+    file: c_int,
+    _more_padding: u32,
+}
+
+const _: () = assert!(size_of::<MapMemory>() as c_ulong == MAP_MEMORY_SIZE);
+
+impl MapMemory {
+    /// The number of the call.
+    pub const REQUEST: c_ulong = 3 << 30 | MAP_MEMORY_SIZE << 16 | TYPE << 8 | MAP_MEMORY;
+
+    /// Memory of `length` bytes that belongs to no device; `file` is another control file.
+    pub fn new(client: u32, memory: u32, length: u64, file: c_int) -> Self {
+        Self {
+            client,
+            device: client,
+            memory,
+            _padding: 0,
+            offset: 0,
+            length,
+            address: 0,
+            status: 0,
+            // Read only.
+            flags: 1,
+            file,
+            _more_padding: 0,
+        }
+    }
+
+    /// The argument of the call. It is valid for as long as this is neither moved nor dropped.
+    pub fn block(&mut self) -> *mut c_void {
+        (&raw mut *self).cast()
+    }
+
+    /// The driver's answer. 0 is success.
+    pub fn status(&self) -> u32 {
+        self.status
     }
 }

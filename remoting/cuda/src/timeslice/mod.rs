@@ -19,19 +19,23 @@
 //! first, and nothing is stopped until they have returned; if it cannot be started, they fail. What nobody renews for
 //! [`UNRENEWED`] is started, too: nothing stays stopped when whoever decides about it is gone.
 //!
+//! Who has had the GPU for how long is read from the driver's record of context switches ([`switches`]). It names channels
+//! by numbers, for which the driver is asked when they are made.
+//!
 //! [`Shared`] does this for all contexts of a worker as the arbiter says; [`trial`] shows on a real GPU whether the driver
 //! does what it says.
 
 mod blocks;
 mod notes;
 mod shared;
+pub mod switches;
 pub mod trial;
 
 #[cfg(test)]
 mod tests;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     ffi::{c_int, c_ulong, c_void},
     fs, io,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
@@ -39,7 +43,7 @@ use std::{
     time::Duration,
 };
 
-use base::{Unpoisoned, note::Seldom};
+use base::{Chain, Unpoisoned, note::Seldom};
 use blocks::{Channels, Control, Request};
 use notes::Notes;
 use remoting_turns::Moment;
@@ -47,6 +51,8 @@ pub use shared::Shared;
 
 /// For how long a context stays stopped that nobody renews.
 pub const UNRENEWED: Duration = Duration::from_millis(200);
+/// The most channels whose numbers are kept: those that were made last.
+const MOST_NUMBERS: usize = 4096;
 /// Branches of the driver whose calls are known and were seen to work (measurements/sharing.md).
 const BRANCHES: &[&str] = &["580"];
 
@@ -171,8 +177,11 @@ struct State {
     waiting: u32,
     /// Whether there is a thread that starts what nobody renews.
     watched: bool,
-    /// Lines about starts that fail.
+    /// The numbers of all channels that were made, if they are wanted.
+    numbers: Option<BTreeSet<u32>>,
+    /// Lines about starts that fail, and about channels without a number.
     failing: Seldom,
+    unnumbered: Seldom,
 }
 
 /// A stopped context.
@@ -226,7 +235,9 @@ impl<K: Kernel> Gate<K> {
                 serial: 0,
                 waiting: 0,
                 watched: false,
+                numbers: None,
                 failing: Seldom::new(),
+                unnumbered: Seldom::new(),
             }),
             changed: Condvar::new(),
         }
@@ -270,6 +281,17 @@ impl<K: Kernel> Gate<K> {
             // SAFETY: as above. The driver has filled in what it answers.
             if let Some(after) = unsafe { Request::read(request, argument) } {
                 state.notes.note(file, &after);
+                if let Request::Allocate {
+                    client,
+                    object,
+                    class,
+                    status: 0,
+                    ..
+                } = after
+                    && notes::is_channel(class)
+                {
+                    self.number(&mut state, file, client, object);
+                }
             }
         }
         drop(state);
@@ -287,6 +309,47 @@ impl<K: Kernel> Gate<K> {
     /// The number of the context's GPU, as the kernel's driver counts.
     pub fn gpu(&self, context: Context) -> Option<u32> {
         self.state.lock_unpoisoned().notes.gpu(context)
+    }
+
+    /// Numbers of channels are wanted from now on: [`Self::numbers`].
+    pub fn number_channels(&self) {
+        let mut state = self.state.lock_unpoisoned();
+        if state.numbers.is_none() {
+            state.numbers = Some(BTreeSet::new());
+            for (file, client, channel) in state.notes.all_channels() {
+                self.number(&mut state, file, client, channel);
+            }
+        }
+    }
+
+    /// The numbers of all channels that this process has made, those of destroyed ones, too. No other channel of the machine
+    /// has one of them.
+    pub fn numbers(&self) -> BTreeSet<u32> {
+        self.state
+            .lock_unpoisoned()
+            .numbers
+            .clone()
+            .unwrap_or_default()
+    }
+
+    fn number(&self, state: &mut State, file: c_int, client: u32, channel: u32) {
+        let Some(numbers) = &mut state.numbers else {
+            return;
+        };
+        let mut ask = Control::ask_number(client, channel);
+        match self.control(file, &mut ask) {
+            Ok(()) => {
+                numbers.insert(ask.number());
+                if numbers.len() > MOST_NUMBERS {
+                    numbers.pop_first();
+                }
+            }
+            Err(error) => {
+                if let Some(unsaid) = state.unnumbered.due() {
+                    base::note!("a channel's use is not measured: {}{unsaid}", Chain(&error));
+                }
+            }
+        }
     }
 
     /// Sets the slice of the context's compute groups.

@@ -4,11 +4,10 @@ use std::{collections::BTreeMap, ffi::c_int};
 
 use super::{
     Context,
-    blocks::{Channels, DEVICE, Request},
+    blocks::{Channels, DEVICE, Request, SUBDEVICE},
 };
 
-/// Classes of objects.
-const SUBDEVICE: u32 = 0x2080;
+/// The class of address spaces.
 const ADDRESS_SPACE: u32 = 0x90f1;
 /// The engine of groups that run kernels.
 const COMPUTE: u32 = 1;
@@ -45,14 +44,18 @@ struct Client {
 #[derive(Debug)]
 pub struct Notes(BTreeMap<u32, Client>);
 
+/// Whether objects of this class are channels, of each generation since Volta.
+pub fn is_channel(class: u32) -> bool {
+    class & 0xf0ff == 0xc06f
+}
+
 /// What is noted about an object of a class; `None`: nothing.
 fn kind(class: u32, group: Option<(u32, u32)>, gpu: Option<u32>) -> Option<Kind> {
     match class {
         DEVICE => Some(Kind::Device(gpu.unwrap_or_default())),
         SUBDEVICE => Some(Kind::Subdevice),
         ADDRESS_SPACE => Some(Kind::AddressSpace),
-        // Channels of each generation since Volta.
-        class if class & 0xf0ff == 0xc06f => Some(Kind::Channel),
+        class if is_channel(class) => Some(Kind::Channel),
         _ => group.map(|(space, engine)| Kind::Group { space, engine }),
     }
 }
@@ -171,6 +174,19 @@ impl Notes {
         let own = |object: &Object| object.kind == kind && object.parent == context.device;
         let groups = noted.objects.iter().filter(|(_, object)| own(object));
         groups.map(|(handle, _)| (noted.file, *handle)).collect()
+    }
+
+    /// All channels, each with its client and the client's file.
+    pub fn all_channels(&self) -> Vec<(c_int, u32, u32)> {
+        let mut all = Vec::new();
+        for (&client, noted) in &self.0 {
+            let channels = noted
+                .objects
+                .iter()
+                .filter(|(_, one)| one.kind == Kind::Channel);
+            all.extend(channels.map(|(channel, _)| (noted.file, client, *channel)));
+        }
+        all
     }
 
     /// The compute channels of a context; `None` if it has none.

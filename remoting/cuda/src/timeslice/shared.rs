@@ -1,11 +1,14 @@
 //! The contexts of a worker that shares the GPU with others, as the arbiter says.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use base::{Chain, note::Seldom};
-use remoting_turns::slices::Slices;
+use remoting_turns::slices::{Slices, Use};
 
-use super::{Context, Error, Gate, Kernel, Slice, Stopped};
+use super::{Context, Error, Gate, Kernel, Slice, Stopped, switches::Switches};
 
 /// All contexts of this process. What is stopped is started when this is dropped.
 #[derive(Debug)]
@@ -14,16 +17,21 @@ pub struct Shared<K: Kernel + 'static> {
     stopped: BTreeMap<Context, Stopped<K>>,
     /// The slices that were set.
     slices: BTreeMap<Context, Slice>,
+    switches: Option<Switches>,
     failing: Seldom,
 }
 
 impl<K: Kernel> Shared<K> {
-    /// Those of this gate's process.
-    pub const fn new(gate: &'static Gate<K>) -> Self {
+    /// Those of this gate's process. `metered` says that what they use is read from the record of context switches.
+    pub fn new(gate: &'static Gate<K>, metered: bool) -> Self {
+        if metered {
+            gate.number_channels();
+        }
         Self {
             gate,
             stopped: BTreeMap::new(),
             slices: BTreeMap::new(),
+            switches: metered.then(Switches::default),
             failing: Seldom::new(),
         }
     }
@@ -88,6 +96,19 @@ impl<K: Kernel> Slices for Shared<K> {
 
     fn start(&mut self) {
         self.stopped.clear();
+    }
+
+    fn used(&mut self) -> Option<Use> {
+        let switches = self.switches.as_mut()?;
+        let contexts = self.gate.contexts().into_iter();
+        let gpus: BTreeSet<u32> = contexts.filter_map(|one| self.gate.gpu(one)).collect();
+        switches.look(gpus, &self.gate.numbers())
+    }
+
+    fn end_use(&mut self) {
+        if let Some(switches) = &mut self.switches {
+            switches.end();
+        }
     }
 
     fn gpus(&self) -> u64 {

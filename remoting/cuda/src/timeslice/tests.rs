@@ -40,6 +40,8 @@ enum Call {
     Slice(u32, u64),
     Stop(Vec<u32>),
     Start(Vec<u32>),
+    /// A channel's number was asked for: [`number`].
+    Number(u32),
     Other(c_ulong),
 }
 
@@ -97,6 +99,12 @@ impl Kernel for StandIn {
                             _ => Call::Start(channels),
                         }
                     }
+                    0xa06f_0113 => {
+                        assert_eq!(size, 4);
+                        // SAFETY: as above.
+                        unsafe { *(at as *mut u32) = number(object) };
+                        Call::Number(object)
+                    }
                     other => panic!("control {other:#x}"),
                 }
             }
@@ -110,6 +118,11 @@ impl Kernel for StandIn {
         }
         if fails { -1 } else { 0 }
     }
+}
+
+/// The number of a channel that the kernel answers.
+fn number(channel: u32) -> u32 {
+    channel + 500
 }
 
 impl StandIn {
@@ -441,9 +454,34 @@ fn only_branches_of_the_list_have_slices() {
 }
 
 #[test]
+fn channels_keep_the_numbers_that_they_had() {
+    let gate = gate();
+    // Those that exist, and those that are made, however soon they are freed.
+    gate.number_channels();
+    gate.number_channels();
+    let asked = [11, 12, 21].map(Call::Number);
+    assert_eq!(gate.kernel.take(), asked);
+    allocate(gate, 10, 13, CHANNEL);
+    let made = gate.kernel.take();
+    assert_eq!(made, [Call::Allocate(13), Call::Number(13)]);
+    allocate_with(gate, 10, 14, CHANNEL, 0x1a, &[]);
+    free(gate, 13);
+    assert_eq!(gate.numbers(), [11, 12, 13, 21].map(number).into());
+    // One that is not told is none.
+    gate.kernel.status.store(0x22, Ordering::SeqCst);
+    allocate(gate, 10, 15, CHANNEL);
+    assert_eq!(gate.numbers(), [11, 12, 13, 21].map(number).into());
+}
+
+#[test]
+fn without_a_record_use_is_not_told() {
+    assert_eq!(Shared::new(gate(), false).used(), None);
+}
+
+#[test]
 fn all_contexts_of_a_worker_are_sliced_and_stopped_together() {
     let gate = gate();
-    let mut shared = Shared::new(gate);
+    let mut shared = Shared::new(gate, false);
     assert_eq!(shared.gpus(), 1 << GPU);
     let millis = Duration::from_millis;
     shared.set(millis(1));

@@ -3,6 +3,7 @@
 //! It reads commands, one a line, and answers each with a line: `ok` and a number, or `failed` and why.
 
 use std::{
+    collections::BTreeSet,
     ffi::{c_int, c_void},
     io::{self, BufRead, Write},
     ptr::null_mut,
@@ -15,7 +16,7 @@ use std::{
 use base::Chain;
 use cuda_definition::driver::types::*;
 
-use super::{Context, Gate, Machine, Slice, Stopped, of_this_process};
+use super::{Context, Gate, Machine, Slice, Stopped, of_this_process, switches::Switches};
 use crate::{driver::Api, probe::ask};
 
 /// A kernel whose threads each advance a generator of numbers, in registers and through shared memory, until a word of
@@ -82,6 +83,8 @@ pub enum Command {
     /// Stops and starts the context so often, while memory is allocated and freed, copied and compared, and kernels run.
     /// Answers with the number of rounds of that.
     Soak(u32),
+    /// Answers with the microseconds that the GPU's record of context switches has for this process, beside others.
+    Used,
     /// Destroys the context, whose kernel ends as soon as it is started, and creates another. Answers with the
     /// microseconds that destroying took.
     Remake,
@@ -105,6 +108,7 @@ impl std::fmt::Display for Command {
             Self::End => f.write_str("end"),
             Self::Short(millis) => write!(f, "short {millis}"),
             Self::Soak(count) => write!(f, "soak {count}"),
+            Self::Used => f.write_str("used"),
             Self::Remake => f.write_str("remake"),
         }
     }
@@ -125,6 +129,7 @@ impl FromStr for Command {
                 "spin one" => Self::Spin(Grid::One),
                 "spin full" => Self::Spin(Grid::Full),
                 "remake" => Self::Remake,
+                "used" => Self::Used,
                 "count" => Self::Count,
                 "stop" => Self::Stop,
                 "renew" => Self::Renew,
@@ -157,6 +162,7 @@ struct Trial {
     api: Api,
     gate: &'static Gate<Machine>,
     stopped: Option<Stopped<Machine>>,
+    switches: Switches,
     /// The blocks of the last kernel.
     blocks: u32,
     work: Work,
@@ -251,12 +257,14 @@ fn words(blocks: u32) -> usize {
 impl Trial {
     fn new(library: &str) -> Result<Self, String> {
         let gate = of_this_process().map_err(|error| Chain(&error).to_string())?;
+        gate.number_channels();
         let api = Api::open(library, None).map_err(|error| Chain(&error).to_string())?;
         let work = Work::new(&api, gate)?;
         Ok(Self {
             api,
             gate,
             stopped: None,
+            switches: Switches::default(),
             blocks: 0,
             work,
         })
@@ -302,6 +310,15 @@ impl Trial {
                 Ok(count)
             }
             Command::Soak(count) => self.soak(count),
+            Command::Used => {
+                let gpus = self.gate.gpu(self.work.context).into_iter().collect();
+                let numbers = self.gate.numbers();
+                // The second look has the driver write what it still has.
+                self.switches.look(BTreeSet::clone(&gpus), &numbers);
+                let used = self.switches.look(gpus, &numbers);
+                let used = used.ok_or("there is no record of context switches")?;
+                Ok(used.total.as_micros() as u64)
+            }
             Command::Remake => {
                 PAGE.ends().store(1, Ordering::SeqCst);
                 let (micros, released) = timed(|| ask!(self.api, cuDevicePrimaryCtxRelease_v2(0)));
@@ -483,6 +500,7 @@ mod tests {
             Command::End,
             Command::Short(50),
             Command::Soak(1000),
+            Command::Used,
             Command::Remake,
         ];
         for command in all {

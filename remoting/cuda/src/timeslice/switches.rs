@@ -1,0 +1,440 @@
+//! For how long this process's contexts have had GPUs, by the driver's record of context switches.
+//!
+//! The GPU notes when it takes a context off its engine and when it begins the next one. The driver hands these records
+//! to each process that asks for its own user's: it writes them into memory that the process reads (an NV_EVENT_BUFFER,
+//! bound by GR_FECS_BIND_EVTBUF_FOR_UID_V2), about 30 times a second or when it is told to. A record has the channel's
+//! number, which is unique on the machine. So nothing that a program submits can hide what it uses, however long its
+//! kernels are.
+//!
+//! While one context alone has work, it stays on the engine, and there are no records.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs::{File, OpenOptions},
+    io,
+    os::fd::AsRawFd,
+    sync::atomic::{AtomicU32, AtomicU64, Ordering},
+    time::Duration,
+};
+
+use base::{Access, Chain, Mapping, note::Seldom};
+use remoting_turns::{Moment, slices::Use};
+
+use super::{
+    Kernel, Machine,
+    blocks::{Allocation, Control, MapMemory, SwitchBuffer},
+};
+
+/// The driver's control file.
+const CONTROL: &str = "/dev/nvidiactl";
+/// Records that the driver may write before they are read: more than a second of them. After that it overwrites the
+/// oldest ones.
+const RECORDS: u32 = 8192;
+/// Words of a record.
+const WORDS: usize = 4;
+/// The kind of record that is bound here.
+const SWITCH: u64 = 2;
+/// What a record says.
+const BEGIN: u64 = 6;
+const END: u64 = 7;
+/// Without a record for so long, the process is alone on the GPU.
+const ALONE: Duration = Duration::from_millis(100);
+
+/// A context has begun to run, or has been taken off.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Switch {
+    begins: bool,
+    /// The number of the channel.
+    channel: u32,
+    /// Nanoseconds of the GPU's clock.
+    time: u64,
+}
+
+impl Switch {
+    /// Reads a record; `None`: it is of another kind.
+    fn read(record: &[AtomicU64; WORDS]) -> Option<Self> {
+        let [header, what, _, time] = record;
+        let what = what.load(Ordering::Relaxed);
+        let begins = match what & 0xff {
+            BEGIN => true,
+            END => false,
+            _ => return None,
+        };
+        let is_switch = header.load(Ordering::Relaxed) & 0xffff == SWITCH;
+        is_switch.then_some(Self {
+            begins,
+            channel: (what >> 32) as u32,
+            time: time.load(Ordering::Relaxed),
+        })
+    }
+}
+
+/// For how long the own channels of one GPU have run.
+#[derive(Debug, Default)]
+struct Tally {
+    /// The time of the newest record, until which all is counted.
+    until: u64,
+    /// Whether an own channel has run since then.
+    runs: bool,
+    /// Nanoseconds.
+    total: u64,
+}
+
+impl Tally {
+    fn note(&mut self, switch: Switch, own: &BTreeSet<u32>) {
+        let now = switch.time.max(self.until);
+        if self.runs {
+            self.total = self.total.saturating_add(now - self.until);
+        }
+        self.until = now;
+        // The engine runs one context at a time.
+        self.runs = switch.begins && own.contains(&switch.channel);
+    }
+}
+
+/// What is written at the beginning of the record.
+#[repr(C)]
+struct Header {
+    _get: AtomicU32,
+    put: AtomicU32,
+}
+
+/// The records that the driver writes. Their memory is the driver's: nothing that is in it is relied upon.
+#[derive(Debug)]
+struct Ring {
+    header: Mapping,
+    records: Mapping,
+    next: u32,
+}
+
+impl Ring {
+    const BYTES: usize = RECORDS as usize * WORDS * size_of::<u64>();
+
+    fn put(&self) -> u32 {
+        // SAFETY: the mapping is at least a page, aligned, and lives as long as `self`; other processes' changes of
+        // atomics are allowed.
+        let header = unsafe { &*self.header.start().cast::<Header>() };
+        header.put.load(Ordering::Acquire) % RECORDS
+    }
+
+    /// Takes what was written since the last time.
+    fn take(&mut self, mut each: impl FnMut(Switch)) -> bool {
+        let put = self.put();
+        let any = self.next != put;
+        while self.next != put {
+            // SAFETY: the index is below the number of records that the mapping has; as above.
+            let record = unsafe {
+                &*(self.records.start())
+                    .cast::<[AtomicU64; WORDS]>()
+                    .add(self.next as usize)
+            };
+            if let Some(switch) = Switch::read(record) {
+                each(switch);
+            }
+            self.next = (self.next + 1) % RECORDS;
+        }
+        any
+    }
+}
+
+/// The driver's record of one GPU's context switches. The driver ends it when the file is closed.
+#[derive(Debug)]
+struct Log {
+    control: File,
+    client: u32,
+    ring: Ring,
+    tally: Tally,
+    /// When records were last found.
+    found: Option<Moment>,
+}
+
+/// Why there is no record.
+#[derive(Debug, thiserror::Error)]
+enum Error {
+    #[error("cannot open or map {CONTROL}")]
+    File(#[source] io::Error),
+    #[error("the driver does not take the call for {0}")]
+    Call(&'static str, #[source] io::Error),
+    #[error("the driver refuses {0} with status {1:#x}")]
+    Refused(&'static str, u32),
+}
+
+/// Names of the objects that are made. They are the client's own.
+const DEVICE: u32 = 0x6761_0001;
+const SUBDEVICE: u32 = 0x6761_0002;
+const HEADER: u32 = 0x6761_0003;
+const BUFFER_MEMORY: u32 = 0x6761_0004;
+const BUFFER: u32 = 0x6761_0005;
+
+fn open() -> Result<File, Error> {
+    let opened = OpenOptions::new().read(true).write(true).open(CONTROL);
+    opened.map_err(Error::File)
+}
+
+fn call(
+    file: &File,
+    request: libc::c_ulong,
+    block: *mut libc::c_void,
+    what: &'static str,
+) -> Result<(), Error> {
+    // SAFETY: callers pass a block of this request that outlives the call.
+    match unsafe { Machine.ioctl(file.as_raw_fd(), request, block) } {
+        0 => Ok(()),
+        _ => Err(Error::Call(what, io::Error::last_os_error())),
+    }
+}
+
+fn made(file: &File, mut allocation: Allocation, what: &'static str) -> Result<u32, Error> {
+    call(file, Allocation::REQUEST, allocation.block(), what)?;
+    match allocation.status() {
+        0 => Ok(allocation.object()),
+        status => Err(Error::Refused(what, status)),
+    }
+}
+
+fn controlled(file: &File, mut control: Control, what: &'static str) -> Result<(), Error> {
+    call(file, Control::REQUEST, control.block(), what)?;
+    match control.status() {
+        0 => Ok(()),
+        status => Err(Error::Refused(what, status)),
+    }
+}
+
+/// Maps memory of the driver's for reading.
+fn mapped(control: &File, client: u32, memory: u32, bytes: usize) -> Result<Mapping, Error> {
+    let file = open()?;
+    let mut map = MapMemory::new(client, memory, bytes as u64, file.as_raw_fd());
+    call(control, MapMemory::REQUEST, map.block(), "a mapping")?;
+    match map.status() {
+        0 => Mapping::shared(&file, 0, bytes, Access::Read).map_err(Error::File),
+        status => Err(Error::Refused("a mapping", status)),
+    }
+}
+
+impl Log {
+    /// Begins the record of this GPU, by the driver's number.
+    fn open(gpu: u32) -> Result<Self, Error> {
+        let control = open()?;
+        let client = made(&control, Allocation::client(), "a client")?;
+        let make = |allocation, what| made(&control, allocation, what).map(drop);
+        make(Allocation::device(client, DEVICE, gpu), "a device")?;
+        make(
+            Allocation::subdevice(client, DEVICE, SUBDEVICE),
+            "a subdevice",
+        )?;
+        let page = 4096;
+        for (object, bytes) in [(HEADER, page), (BUFFER_MEMORY, Ring::BYTES)] {
+            make(Allocation::memory(client, object, bytes as u64), "memory")?;
+        }
+        let ring = Ring {
+            header: mapped(&control, client, HEADER, page)?,
+            records: mapped(&control, client, BUFFER_MEMORY, Ring::BYTES)?,
+            next: 0,
+        };
+        let buffer = SwitchBuffer {
+            client,
+            subdevice: SUBDEVICE,
+            header: HEADER,
+            records: BUFFER_MEMORY,
+            count: RECORDS,
+        };
+        make(
+            Allocation::switch_buffer(BUFFER, &buffer),
+            "a buffer of events",
+        )?;
+        let bind = Control::bind_switches(client, SUBDEVICE, BUFFER);
+        controlled(&control, bind, "context switches")?;
+        controlled(&control, Control::enable_events(client, BUFFER), "events")?;
+        Ok(Self {
+            control,
+            client,
+            ring,
+            tally: Tally::default(),
+            found: None,
+        })
+    }
+
+    /// Reads what is new. Returns whether this process is alone.
+    fn look(&mut self, own: &BTreeSet<u32>, now: Moment) -> bool {
+        let recent = |found: Option<Moment>| found.is_some_and(|found| now.since(found) < ALONE);
+        let mut any = self.ring.take(|switch| self.tally.note(switch, own));
+        if !any && recent(self.found) {
+            // The driver may have some that it has not written yet. Where it has not, the process is soon alone.
+            let _ = controlled(
+                &self.control,
+                Control::flush_events(self.client, BUFFER),
+                "events",
+            );
+            any = self.ring.take(|switch| self.tally.note(switch, own));
+        }
+        if any {
+            self.found = Some(now);
+        }
+        let alone = !recent(self.found);
+        if alone {
+            // What has run until the next record is not known to have had work.
+            self.tally.runs = false;
+        }
+        alone
+    }
+}
+
+/// The records of all GPUs on which this process has contexts.
+#[derive(Debug, Default)]
+pub struct Switches {
+    logs: BTreeMap<u32, Log>,
+    /// What was counted on GPUs whose records have ended.
+    before: u64,
+    failing: Option<Seldom>,
+}
+
+impl Switches {
+    /// What the contexts with these channels have used of these GPUs since the first look, without what they have used
+    /// alone; `None` if there is no record of one of them.
+    pub fn look(&mut self, gpus: BTreeSet<u32>, own: &BTreeSet<u32>) -> Option<Use> {
+        for (_, ended) in self.logs.extract_if(.., |gpu, _| !gpus.contains(gpu)) {
+            self.before += ended.tally.total;
+        }
+        let now = Moment::now();
+        for gpu in gpus {
+            if self.logs.contains_key(&gpu) {
+                continue;
+            }
+            match Log::open(gpu) {
+                Ok(log) => {
+                    self.logs.insert(gpu, log);
+                }
+                Err(error) => {
+                    let failing = self.failing.get_or_insert(Seldom::new());
+                    if let Some(unsaid) = failing.due() {
+                        base::note!(
+                            "cannot read context switches, so use is measured by the usual length of commands: {}{unsaid}",
+                            Chain(&error)
+                        );
+                    }
+                    return None;
+                }
+            }
+        }
+        let mut alone = true;
+        for log in self.logs.values_mut() {
+            alone &= log.look(own, now);
+        }
+        let logs = self.logs.values().map(|log| log.tally.total);
+        Some(Use {
+            total: Duration::from_nanos(logs.sum::<u64>().saturating_add(self.before)),
+            alone,
+        })
+    }
+
+    /// Ends all records.
+    pub fn end(&mut self) {
+        let ended = std::mem::take(&mut self.logs);
+        self.before += ended.values().map(|log| log.tally.total).sum::<u64>();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const OWN: u32 = 7;
+    const OTHER: u32 = 8;
+
+    fn tally(switches: &[(bool, u32, u64)]) -> Tally {
+        let own = BTreeSet::from([OWN]);
+        let mut tally = Tally::default();
+        for &(begins, channel, time) in switches {
+            let switch = Switch {
+                begins,
+                channel,
+                time,
+            };
+            tally.note(switch, &own);
+        }
+        tally
+    }
+
+    #[test]
+    fn own_time_is_from_each_begin_to_its_end() {
+        let counted = tally(&[
+            // It ran before the first record.
+            (false, OWN, 100),
+            (true, OTHER, 110),
+            (false, OTHER, 200),
+            (true, OWN, 210),
+            (false, OWN, 300),
+            (true, OTHER, 310),
+            (false, OTHER, 400),
+            (true, OWN, 410),
+        ]);
+        assert_eq!((counted.total, counted.runs), (90, true));
+    }
+
+    #[test]
+    fn lost_records_count_nothing_twice_and_nothing_of_others() {
+        // The end of the first, and the begin of the second.
+        let counted = tally(&[(true, OWN, 100), (true, OTHER, 200), (false, OWN, 300)]);
+        assert_eq!(counted.total, 100);
+        // Times that go backwards, as two records of one switch may.
+        let counted = tally(&[(true, OWN, 100), (false, OWN, 200), (true, OWN, 150)]);
+        assert_eq!(counted.total, 100);
+        let counted = tally(&[(true, OWN, u64::MAX), (false, OWN, 0)]);
+        assert_eq!(counted.total, 0);
+    }
+
+    /// Memory as the driver's, and its writer's view of it.
+    fn ring() -> Ring {
+        Ring {
+            header: Mapping::anonymous(4096, Access::ReadWrite).unwrap(),
+            records: Mapping::anonymous(Ring::BYTES, Access::ReadWrite).unwrap(),
+            next: 0,
+        }
+    }
+
+    fn write(ring: &Ring, at: u32, words: [u64; WORDS]) {
+        // SAFETY: within the mapping, and nobody reads meanwhile.
+        unsafe {
+            ring.records
+                .start()
+                .cast::<[u64; WORDS]>()
+                .add(at as usize)
+                .write(words);
+        }
+    }
+
+    fn set_put(ring: &Ring, put: u32) {
+        // SAFETY: as above.
+        unsafe { ring.header.start().cast::<u32>().add(1).write(put) };
+    }
+
+    #[test]
+    fn records_are_read_once_around_the_end_and_others_are_skipped() {
+        let mut ring = ring();
+        let record = |what: u64, channel: u64, time| [SWITCH, what | channel << 32, 0, time];
+        ring.next = RECORDS - 1;
+        write(&ring, RECORDS - 1, record(BEGIN, 3, 5));
+        write(&ring, 0, [1, BEGIN, 0, 6]);
+        write(&ring, 1, record(1, 3, 7));
+        write(&ring, 2, record(END | 0xffff_ff00, 4, 8));
+        set_put(&ring, 3);
+        let mut read = Vec::new();
+        assert!(ring.take(|switch| read.push(switch)));
+        let expected = [(true, 3, 5), (false, 4, 8)].map(|(begins, channel, time)| Switch {
+            begins,
+            channel,
+            time,
+        });
+        assert_eq!(read, expected);
+        assert!(!ring.take(|_| panic!("nothing is new")));
+    }
+
+    #[test]
+    fn a_place_outside_the_memory_is_inside() {
+        let mut ring = ring();
+        set_put(&ring, u32::MAX);
+        let mut count = 0;
+        ring.take(|_| count += 1);
+        assert_eq!((count, ring.next), (0, u32::MAX % RECORDS));
+    }
+}
