@@ -20,6 +20,9 @@ use crate::{
     },
 };
 
+/// The device's record has for a client what passes until another one begins, whether it has work or not: no more of it
+/// counts than the time for which it had some, now and so long before.
+const SPARE: Duration = Duration::from_millis(60);
 /// How often reports are read while no two clients have work at the same time.
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// How often if nobody has had work for [`QUIET_AFTER`] reviews.
@@ -40,6 +43,9 @@ pub(super) struct Reported {
     present: Duration,
     measured: Duration,
     metered: Duration,
+    is_metered: bool,
+    /// For how long it has had work without using the device.
+    spare: Duration,
     switching: Duration,
     completions: u64,
 }
@@ -219,18 +225,32 @@ impl Arbiter {
                 present: member.worker.presence().total(now),
                 measured: time(account.measured.load(Ordering::Relaxed)),
                 metered: time(account.metered.load(Ordering::Relaxed)),
+                is_metered,
+                spare: Duration::ZERO,
                 switching: time(account.switching.load(Ordering::Relaxed)),
                 completions: account.completions.load(Ordering::Relaxed),
             };
             // What was before the first look is not of this time.
-            let before = member.reported.replace(read).unwrap_or(read);
+            let before = member.reported.unwrap_or(read);
+            let present = read.present.saturating_sub(before.present);
+            let metered = match before.is_metered {
+                true => read.metered.saturating_sub(before.metered),
+                // What it has of the time before was measured.
+                false => Duration::ZERO,
+            };
+            let most = present.saturating_add(before.spare);
+            let metered = metered.min(most);
+            member.reported = Some(Reported {
+                spare: (most - metered).min(SPARE),
+                ..read
+            });
             News {
                 vm: member.vm,
                 gpus: account.gpus.load(Ordering::Relaxed),
                 report: Report {
-                    present: read.present.saturating_sub(before.present),
+                    present,
                     used: match is_metered {
-                        true => read.metered.saturating_sub(before.metered),
+                        true => metered,
                         false => read.measured.saturating_sub(before.measured),
                     },
                     long: !is_metered && (lasts || account.long.load(Ordering::Relaxed) != 0),

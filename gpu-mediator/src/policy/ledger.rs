@@ -51,6 +51,8 @@ const SWITCHING: f64 = 0.08;
 const PAUSES: f64 = 0.3;
 /// Use is reported when kernels have completed, so that reports are late or early by up to so many milliseconds.
 const GRANULARITY: f64 = 6.0;
+/// What was used in one review's time and more counts in the next ones, up to so many milliseconds.
+const LUMP: f64 = 100.0;
 /// Stops and starts take at most one in this many parts of the time.
 const STOPPING: u32 = 20;
 /// The longest report of the time for a stop that counts.
@@ -298,7 +300,9 @@ impl Ledger {
                 true => busy * weight(account) * part / total,
                 false => 0.0,
             };
+            // Reports may come in lumps.
             let used = account.used.min(period);
+            account.used = (account.used - used).min(LUMP);
             account.presence += part * period;
             if account.stopped.is_none() || !account.confirmed {
                 account.running += part * period;
@@ -307,7 +311,7 @@ impl Ledger {
             account.due += due;
             account.measured += used;
             account.add(due - used);
-            (account.present, account.used, account.long) = (0.0, 0.0, false);
+            (account.present, account.long) = (0.0, false);
             if account.is_owed(part) {
                 owed.push(*id);
             }
@@ -524,6 +528,33 @@ mod tests {
     fn nothing_is_done_while_everybody_gets_its_due() {
         let mut ledger = two([1, 1]);
         assert_eq!(reviews(&mut ledger, [uses(0.5); 2], 1000), []);
+    }
+
+    #[test]
+    fn use_that_is_reported_in_lumps_counts_as_such_that_is_not() {
+        let mut ledger = two([1, 3]);
+        let mut reported = [0.0; 2];
+        for number in 1..=1000 {
+            for (index, part) in [0.15, 0.75].into_iter().enumerate() {
+                // Every 20 ms, and by the other one every 12 ms.
+                reported[index] += part;
+                let due = number % [5, 3][index] == 0;
+                let lump = if due {
+                    std::mem::take(&mut reported[index])
+                } else {
+                    0.0
+                };
+                ledger.report([ONE, OTHER][index], uses(lump));
+            }
+            ledger.review(ledger.reviewed + PERIOD);
+        }
+        let [one, other] = charged(&ledger);
+        // A tenth is switching, which is charged by weight.
+        let expected = [0.15 + 0.1 / 4.0, 0.75 + 0.3 / 4.0];
+        for (charged, expected) in [one, other].into_iter().zip(expected) {
+            let part = charged / 4000.0;
+            assert!((part - expected).abs() < 0.01, "{one} {other}");
+        }
     }
 
     #[test]

@@ -10,8 +10,8 @@ pub const DRIVERS_SLICE: Duration = Duration::from_micros(2048);
 const STOPPED: Duration = Duration::from_millis(20);
 /// How often to look otherwise: whether there are new contexts.
 const RUNNING: Duration = Duration::from_millis(50);
-/// How often to report use where it is read from a record of the device's, while others use it, too.
-const METERED: Duration = Duration::from_millis(10);
+/// How often to report use where it is read from a record of the device's, while this client and others use it.
+const METERED: Duration = Duration::from_millis(20);
 
 /// What this process's contexts have had of the device, by a record of the device's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,6 +47,8 @@ pub(super) struct Sliced {
     stopped: bool,
     /// Whether slices were set that are not the driver's.
     set: bool,
+    /// The number of completed requests at the last look.
+    completions: u64,
 }
 
 impl Sliced {
@@ -55,6 +57,7 @@ impl Sliced {
             slices,
             stopped: false,
             set: false,
+            completions: 0,
         }
     }
 
@@ -64,7 +67,6 @@ impl Sliced {
         let (grant, account) = (session.grant(), session.account());
         if !grant.mode().is_slices() {
             self.release();
-            self.slices.end_use();
             account.stopped.store(0, Ordering::Relaxed);
             account.is_metered.store(0, Ordering::Relaxed);
             let gpus = self.slices.gpus();
@@ -101,10 +103,13 @@ impl Sliced {
         account
             .is_metered
             .store(is_metered.into(), Ordering::Release);
-        Some(match (until > begin, is_metered) {
-            (true, _) => STOPPED,
-            (false, true) => METERED,
-            (false, false) => RUNNING,
+        let completions = account.completions.load(Ordering::Relaxed);
+        let before = std::mem::replace(&mut self.completions, completions);
+        let has_work = before != completions || account.oldest_since.load(Ordering::Relaxed) != 0;
+        Some(match until > begin {
+            true => STOPPED,
+            false if is_metered && has_work => METERED,
+            false => RUNNING,
         })
     }
 
@@ -114,8 +119,9 @@ impl Sliced {
         }
     }
 
-    /// Starts what is stopped, and gives slices the driver's length.
+    /// Starts what is stopped, gives slices the driver's length, and reads no record.
     pub(super) fn release(&mut self) {
+        self.slices.end_use();
         self.start();
         if std::mem::take(&mut self.set) {
             self.slices.set(DRIVERS_SLICE);

@@ -11,8 +11,8 @@
 //! set the slices of its own groups, and disable its own channels, without any privilege: by two published control
 //! calls, SET_TIMESLICE and FIFO_DISABLE_CHANNELS. They need handles that the driver library keeps to itself. Whoever
 //! uses this therefore defines the C function `ioctl` in its executable, so that the library's calls bind to it, and
-//! passes them to [`ioctl`] here. It makes each call as it is, and notes what has been made and freed. Two control
-//! calls are added, and no others.
+//! passes them to [`ioctl`] here. It makes each call as it is, and notes what has been made and freed. These two
+//! control calls are added, and GET_CONTEXT_ID for each new channel.
 //!
 //! A call that frees a stopped channel would wait for it in the driver, with the lock that starting it needs. Calls that
 //! make or free objects, IDLE_CHANNELS and those that take channels from unified memory therefore start what is stopped
@@ -51,7 +51,7 @@ pub use shared::Shared;
 
 /// For how long a context stays stopped that nobody renews.
 pub const UNRENEWED: Duration = Duration::from_millis(200);
-/// The most channels whose numbers are kept: those that were made last.
+/// With more numbers of channels, those of channels that have ended are forgotten.
 const MOST_NUMBERS: usize = 4096;
 /// Branches of the driver whose calls are known and were seen to work (measurements/sharing.md).
 const BRANCHES: &[&str] = &["580"];
@@ -177,11 +177,20 @@ struct State {
     waiting: u32,
     /// Whether there is a thread that starts what nobody renews.
     watched: bool,
-    /// The numbers of all channels that were made, if they are wanted.
-    numbers: Option<BTreeSet<u32>>,
-    /// Lines about starts that fail, and about channels without a number.
+    /// The numbers of all channels that were made, if they are wanted and known.
+    numbers: Numbers,
+    /// Lines about starts that fail.
     failing: Seldom,
-    unnumbered: Seldom,
+}
+
+/// Numbers of channels.
+#[derive(Debug)]
+enum Numbers {
+    Unwanted,
+    /// Of all, and of those that exist by client and handle.
+    All(BTreeSet<u32>, BTreeMap<(u32, u32), u32>),
+    /// The driver has not told one.
+    Unknown,
 }
 
 /// A stopped context.
@@ -235,9 +244,8 @@ impl<K: Kernel> Gate<K> {
                 serial: 0,
                 waiting: 0,
                 watched: false,
-                numbers: None,
+                numbers: Numbers::Unwanted,
                 failing: Seldom::new(),
-                unnumbered: Seldom::new(),
             }),
             changed: Condvar::new(),
         }
@@ -314,41 +322,45 @@ impl<K: Kernel> Gate<K> {
     /// Numbers of channels are wanted from now on: [`Self::numbers`].
     pub fn number_channels(&self) {
         let mut state = self.state.lock_unpoisoned();
-        if state.numbers.is_none() {
-            state.numbers = Some(BTreeSet::new());
+        if matches!(state.numbers, Numbers::Unwanted) {
+            state.numbers = Numbers::All(BTreeSet::new(), BTreeMap::new());
             for (file, client, channel) in state.notes.all_channels() {
                 self.number(&mut state, file, client, channel);
             }
         }
     }
 
-    /// The numbers of all channels that this process has made, those of destroyed ones, too. No other channel of the machine
-    /// has one of them.
-    pub fn numbers(&self) -> BTreeSet<u32> {
-        self.state
-            .lock_unpoisoned()
-            .numbers
-            .clone()
-            .unwrap_or_default()
+    /// The numbers of all channels that this process has made, those of destroyed ones, too, if they are known. No other
+    /// channel of the machine has one of them.
+    pub fn numbers(&self) -> Option<BTreeSet<u32>> {
+        match &self.state.lock_unpoisoned().numbers {
+            Numbers::All(all, _) => Some(all.clone()),
+            Numbers::Unwanted | Numbers::Unknown => None,
+        }
     }
 
     fn number(&self, state: &mut State, file: c_int, client: u32, channel: u32) {
-        let Some(numbers) = &mut state.numbers else {
+        let Numbers::All(all, existing) = &mut state.numbers else {
             return;
         };
         let mut ask = Control::ask_number(client, channel);
-        match self.control(file, &mut ask) {
-            Ok(()) => {
-                numbers.insert(ask.number());
-                if numbers.len() > MOST_NUMBERS {
-                    numbers.pop_first();
-                }
-            }
-            Err(error) => {
-                if let Some(unsaid) = state.unnumbered.due() {
-                    base::note!("a channel's use is not measured: {}{unsaid}", Chain(&error));
-                }
-            }
+        if let Err(error) = self.control(file, &mut ask) {
+            base::note!(
+                "a channel's number is not known, so use is measured by the usual length of commands: {}",
+                Chain(&error)
+            );
+            state.numbers = Numbers::Unknown;
+            return;
+        }
+        all.insert(ask.number());
+        existing.insert((client, channel), ask.number());
+        if all.len() > MOST_NUMBERS {
+            let channels = state.notes.all_channels().into_iter();
+            let here: BTreeSet<_> = channels
+                .map(|(_, client, channel)| (client, channel))
+                .collect();
+            existing.retain(|channel, _| here.contains(channel));
+            *all = existing.values().copied().collect();
         }
     }
 

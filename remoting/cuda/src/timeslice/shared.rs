@@ -102,7 +102,7 @@ impl<K: Kernel> Slices for Shared<K> {
         let switches = self.switches.as_mut()?;
         let contexts = self.gate.contexts().into_iter();
         let gpus: BTreeSet<u32> = contexts.filter_map(|one| self.gate.gpu(one)).collect();
-        switches.look(gpus, &self.gate.numbers())
+        switches.look(gpus, &self.gate.numbers()?)
     }
 
     fn end_use(&mut self) {

@@ -17,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use base::{Access, Chain, Mapping, note::Seldom};
+use base::{Access, Chain, Mapping};
 use remoting_turns::{Moment, slices::Use};
 
 use super::{
@@ -37,8 +37,10 @@ const SWITCH: u64 = 2;
 /// What a record says.
 const BEGIN: u64 = 6;
 const END: u64 = 7;
-/// Without a record for so long, the process is alone on the GPU.
+/// Without a record of another process for so long, this one is alone on the GPU.
 const ALONE: Duration = Duration::from_millis(100);
+/// Nothing counts as longer, in nanoseconds: the end was lost, or the clock has changed.
+const LONGEST: u64 = 1_000_000_000;
 
 /// A context has begun to run, or has been taken off.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,14 +83,21 @@ struct Tally {
 }
 
 impl Tally {
-    fn note(&mut self, switch: Switch, own: &BTreeSet<u32>) {
+    /// Returns whether the channel is an own one.
+    fn note(&mut self, switch: Switch, own: &BTreeSet<u32>) -> bool {
+        if self.until.saturating_sub(switch.time) > LONGEST {
+            // The clock was set back.
+            (self.until, self.runs) = (switch.time, false);
+        }
         let now = switch.time.max(self.until);
-        if self.runs {
+        if self.runs && now - self.until <= LONGEST {
             self.total = self.total.saturating_add(now - self.until);
         }
         self.until = now;
+        let is_own = own.contains(&switch.channel);
         // The engine runs one context at a time.
-        self.runs = switch.begins && own.contains(&switch.channel);
+        self.runs = switch.begins && is_own;
+        is_own
     }
 }
 
@@ -144,8 +153,8 @@ struct Log {
     client: u32,
     ring: Ring,
     tally: Tally,
-    /// When records were last found.
-    found: Option<Moment>,
+    /// When records of others were last found.
+    others: Option<Moment>,
 }
 
 /// Why there is no record.
@@ -250,27 +259,33 @@ impl Log {
             client,
             ring,
             tally: Tally::default(),
-            found: None,
+            others: None,
+        })
+    }
+
+    /// Reads what the driver has written. Returns whether there was something.
+    fn take(&mut self, own: &BTreeSet<u32>, now: Moment) -> bool {
+        let (tally, others) = (&mut self.tally, &mut self.others);
+        self.ring.take(|switch| {
+            if !tally.note(switch, own) {
+                *others = Some(now);
+            }
         })
     }
 
     /// Reads what is new. Returns whether this process is alone.
     fn look(&mut self, own: &BTreeSet<u32>, now: Moment) -> bool {
-        let recent = |found: Option<Moment>| found.is_some_and(|found| now.since(found) < ALONE);
-        let mut any = self.ring.take(|switch| self.tally.note(switch, own));
-        if !any && recent(self.found) {
+        let recent = |others: Option<Moment>| others.is_some_and(|seen| now.since(seen) < ALONE);
+        if !self.take(own, now) && recent(self.others) {
             // The driver may have some that it has not written yet. Where it has not, the process is soon alone.
             let _ = controlled(
                 &self.control,
                 Control::flush_events(self.client, BUFFER),
                 "events",
             );
-            any = self.ring.take(|switch| self.tally.note(switch, own));
+            self.take(own, now);
         }
-        if any {
-            self.found = Some(now);
-        }
-        let alone = !recent(self.found);
+        let alone = !recent(self.others);
         if alone {
             // What has run until the next record is not known to have had work.
             self.tally.runs = false;
@@ -283,17 +298,18 @@ impl Log {
 #[derive(Debug, Default)]
 pub struct Switches {
     logs: BTreeMap<u32, Log>,
-    /// What was counted on GPUs whose records have ended.
+    /// What was counted in records that have ended.
     before: u64,
-    failing: Option<Seldom>,
+    /// A record could not be begun. Each attempt would disturb those of other processes.
+    failed: bool,
 }
 
 impl Switches {
-    /// What the contexts with these channels have used of these GPUs since the first look, without what they have used
-    /// alone; `None` if there is no record of one of them.
+    /// What the contexts with these channels have used of these GPUs and of those of earlier looks, without what they have
+    /// used alone; `None` if there is no record of one of them.
     pub fn look(&mut self, gpus: BTreeSet<u32>, own: &BTreeSet<u32>) -> Option<Use> {
-        for (_, ended) in self.logs.extract_if(.., |gpu, _| !gpus.contains(gpu)) {
-            self.before += ended.tally.total;
+        if self.failed {
+            return None;
         }
         let now = Moment::now();
         for gpu in gpus {
@@ -305,13 +321,12 @@ impl Switches {
                     self.logs.insert(gpu, log);
                 }
                 Err(error) => {
-                    let failing = self.failing.get_or_insert(Seldom::new());
-                    if let Some(unsaid) = failing.due() {
-                        base::note!(
-                            "cannot read context switches, so use is measured by the usual length of commands: {}{unsaid}",
-                            Chain(&error)
-                        );
-                    }
+                    self.failed = true;
+                    self.end();
+                    base::note!(
+                        "cannot read context switches, so use is measured by the usual length of commands: {}",
+                        Chain(&error)
+                    );
                     return None;
                 }
             }
@@ -350,7 +365,7 @@ mod tests {
                 channel,
                 time,
             };
-            tally.note(switch, &own);
+            assert_eq!(tally.note(switch, &own), channel == OWN);
         }
         tally
     }
@@ -379,8 +394,12 @@ mod tests {
         // Times that go backwards, as two records of one switch may.
         let counted = tally(&[(true, OWN, 100), (false, OWN, 200), (true, OWN, 150)]);
         assert_eq!(counted.total, 100);
-        let counted = tally(&[(true, OWN, u64::MAX), (false, OWN, 0)]);
+        let late = 3 * LONGEST;
+        let counted = tally(&[(true, OWN, 100), (false, OWN, late)]);
         assert_eq!(counted.total, 0);
+        // The clock was set back.
+        let counted = tally(&[(true, OWN, late), (true, OWN, 50), (false, OWN, 60)]);
+        assert_eq!((counted.total, counted.until), (10, 60));
     }
 
     /// Memory as the driver's, and its writer's view of it.

@@ -312,7 +312,7 @@ impl Trial {
             Command::Soak(count) => self.soak(count),
             Command::Used => {
                 let gpus = self.gate.gpu(self.work.context).into_iter().collect();
-                let numbers = self.gate.numbers();
+                let numbers = self.gate.numbers().ok_or("channels have no numbers")?;
                 // The second look has the driver write what it still has.
                 self.switches.look(BTreeSet::clone(&gpus), &numbers);
                 let used = self.switches.look(gpus, &numbers);
