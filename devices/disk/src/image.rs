@@ -246,7 +246,7 @@ pub enum DiskError {
         /// The image.
         path: PathBuf,
         /// The problem.
-        what: &'static str,
+        what: String,
     },
     /// A backing file, which is not permitted.
     #[error(

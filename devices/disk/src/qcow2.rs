@@ -2,19 +2,36 @@
 //!
 //! The library uses host memory: guest memory may change during an access, which Rust references do
 //! not permit. Requests use the bounce buffer in bounded steps.
+//!
+//! The process may end at any time, so the image's file must be consistent at any time. Its storage
+//! ([`CountedFile`]) sees to reference counts. The other danger is a cluster that a table in memory
+//! no longer refers to, but its copy in the file still does: the library does not use it for data
+//! before it has written that table, but it may use it for a new table. So all tables are written
+//! before one is made.
 
-use std::{fs::File, io, os::unix::fs::FileExt, path::Path, sync::RwLock};
+mod counted;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    fs::File,
+    io,
+    os::unix::fs::FileExt,
+    path::Path,
+    sync::{Arc, RwLock},
+};
 
 use base::{
     lock::UnpoisonedRw,
     regular_file::{self, Links},
 };
 use imago::{
-    DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, StorageOpenOptions,
+    DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, Storage, StorageOpenOptions,
     format::{PreallocateMode, gate::ImplicitOpenGate},
     qcow2::Qcow2,
 };
 
+use self::counted::{CountedFile, TableMap};
 use super::{
     image::{DiskError, DiskOptions},
     io::{Io, Operation},
@@ -22,9 +39,6 @@ use super::{
     pool::Blocking,
     raw::{discard_mode, fallocate},
 };
-
-/// The storage type for the library.
-type ImageFile = imago::file::File;
 
 /// Offset of the number of internal snapshots in the header (QEMU's docs/interop/qcow2.rst).
 const SNAPSHOTS: u64 = 60;
@@ -38,9 +52,11 @@ const MAX_L1_ENTRIES: u64 = (32 << 20) / 8;
 /// An open qcow2 image.
 pub struct Qcow2Image {
     /// Shared by reads and writes; discarding needs exclusive access.
-    access: RwLock<FormatAccess<ImageFile>>,
+    access: RwLock<FormatAccess<CountedFile>>,
     /// The image's file.
     file: File,
+    /// Its tables, unless it is read-only.
+    tables: Option<Arc<TableMap>>,
     /// Why the disk cannot grow while it is in use, if it cannot.
     fixed: Option<&'static str>,
 }
@@ -69,8 +85,23 @@ impl Qcow2Image {
             .write(!options.read_only)
             .direct(options.direct);
         let storage =
-            ImageFile::from_open_file(file, storage_options).map_err(inspect("examine"))?;
-        let mut image: Qcow2<ImageFile> = Qcow2::open_image(storage, !options.read_only)
+            imago::file::File::from_open_file(file, storage_options).map_err(inspect("examine"))?;
+        let tables = match options.read_only {
+            true => None,
+            false => Some(read_tables(buffered, options)?),
+        };
+        let storage = CountedFile::new(storage, tables.clone());
+        // Writes to a table would include parts of others.
+        if tables
+            .as_ref()
+            .is_some_and(|its| its.cluster() < storage.req_align() as u64)
+        {
+            return Err(DiskError::Feature {
+                path: path.clone(),
+                what: "clusters that are too small for its storage with direct=on",
+            });
+        }
+        let mut image: Qcow2<CountedFile> = Qcow2::open_image(storage, !options.read_only)
             .map_err(inspect("interpret the qcow2 header of"))?;
         if image.requires_external_data_file() {
             return Err(DiskError::ExternalData { path: path.clone() });
@@ -101,6 +132,10 @@ impl Qcow2Image {
             }),
         };
         opened.map_err(inspect("open the backing file of"))?;
+        // While another process has the lock, nothing is written.
+        if let Some(tables) = tables.as_ref().filter(|_| !options.lock_later) {
+            mend(tables, path)?;
+        }
         let mut snapshots = [0; 4];
         buffered
             .read_exact_at(&mut snapshots, SNAPSHOTS)
@@ -117,6 +152,7 @@ impl Qcow2Image {
         Ok(Self {
             access: RwLock::new(FormatAccess::new(image)),
             file: kept,
+            tables,
             fixed,
         })
     }
@@ -135,9 +171,39 @@ impl Qcow2Image {
     /// first table of the image is written, whatever the size. The guest's next flush makes the new
     /// size stable.
     pub fn grow(&self, size: u64) -> io::Result<()> {
-        let access = self.access.read_unpoisoned();
+        let access = self.access.write_unpoisoned();
+        access.flush()?;
         access.resize_grow(size, PreallocateMode::None)?;
         access.flush()
+    }
+
+    /// Changes `len` bytes at `offset`. If that makes a table, all others are in the file before.
+    fn change(
+        &self,
+        offset: u64,
+        len: u64,
+        change: impl FnOnce(&FormatAccess<CountedFile>) -> io::Result<()>,
+    ) -> io::Result<()> {
+        if self.has_l2(offset, len) {
+            return change(&self.access.read_unpoisoned());
+        }
+        let access = self.access.write_unpoisoned();
+        access.flush()?;
+        change(&access)
+    }
+
+    /// Whether a change of this range makes no L2 table.
+    fn has_l2(&self, offset: u64, len: u64) -> bool {
+        let tables = self.tables.as_ref();
+        tables.is_none_or(|tables| tables.has_l2(offset, len))
+    }
+
+    /// How many of `len` bytes at `offset` one L2 table describes.
+    fn within_l2(&self, offset: u64, len: u64) -> u64 {
+        match &self.tables {
+            Some(tables) => len.min(tables.described() - offset % tables.described()),
+            None => len,
+        }
     }
 
     fn read(&self, io: &mut Io) -> io::Result<()> {
@@ -159,12 +225,13 @@ impl Qcow2Image {
     }
 
     fn write(&self, io: &mut Io) -> io::Result<()> {
-        let access = self.access.read_unpoisoned();
         while !io.buffers.is_empty() {
             let offset = io.offset;
             let bytes = &*io.bounce()?;
-            let count = bytes.len();
-            access.write(bytes, offset)?;
+            let count = self.within_l2(offset, bytes.len() as u64) as usize;
+            self.change(offset, count as u64, |access| {
+                access.write(&bytes[..count], offset)
+            })?;
             io.advance(count);
         }
         Ok(())
@@ -172,8 +239,27 @@ impl Qcow2Image {
 
     fn discard(&self, io: &Io) -> io::Result<()> {
         let mut access = self.access.write_unpoisoned();
-        self.free(&access, io.offset, io.len)?;
-        access.discard_to_zero(io.offset, io.len)
+        let (mut offset, end) = (io.offset, io.offset.saturating_add(io.len));
+        while offset < end {
+            let len = self.within_l2(offset, end - offset);
+            if !self.has_l2(offset, len) {
+                access.flush()?;
+            }
+            self.free(&access, offset, len)?;
+            access.discard_to_zero(offset, len)?;
+            offset += len;
+        }
+        Ok(())
+    }
+
+    fn zero(&self, io: &Io) -> io::Result<()> {
+        let (mut offset, end) = (io.offset, io.offset.saturating_add(io.len));
+        while offset < end {
+            let len = self.within_l2(offset, end - offset);
+            self.change(offset, len, |access| access.write_zeroes(offset, len))?;
+            offset += len;
+        }
+        Ok(())
     }
 
     /// Frees the host's storage of a range that is about to be discarded. The library would only
@@ -181,7 +267,7 @@ impl Qcow2Image {
     /// those of snapshots and backing files are not writable.
     fn free(
         &self,
-        access: &FormatAccess<ImageFile>,
+        access: &FormatAccess<CountedFile>,
         mut offset: u64,
         mut len: u64,
     ) -> io::Result<()> {
@@ -214,6 +300,43 @@ impl Qcow2Image {
     }
 }
 
+/// Reads the tables of an image that is written to. `file` does not bypass the page cache.
+fn read_tables(file: &File, options: &DiskOptions) -> Result<Arc<TableMap>, DiskError> {
+    let tables = file.try_clone().and_then(TableMap::read);
+    let tables = tables.map_err(of_tables(&options.path, "read the tables of"))?;
+    Ok(Arc::new(tables))
+}
+
+/// The error of doing something with the tables of an image.
+fn of_tables(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> DiskError {
+    move |source| match source.kind() {
+        io::ErrorKind::InvalidData => DiskError::Damaged {
+            path: path.to_owned(),
+            what: source.to_string(),
+        },
+        _ => DiskError::Inspect {
+            path: path.to_owned(),
+            action,
+            source,
+        },
+    }
+}
+
+/// Mends what an earlier version left in an image, if it ended without notice.
+fn mend(tables: &TableMap, path: &Path) -> Result<(), DiskError> {
+    let mended = tables
+        .mend()
+        .map_err(of_tables(path, "mend the tables of"))?;
+    if mended > 0 {
+        log::warn!(
+            "disk {}: {mended} clusters with tables were counted as free, as an earlier version left them when it was \
+             killed; they are mended, and `qemu-img check {0}` shows whether anything else is wrong",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
 /// Frees a range of a file, which then reads as zeroes. Returns whether the host did so.
 fn punch(file: &File, offset: u64, len: u64) -> bool {
     fallocate(file, discard_mode(), offset, len).is_ok()
@@ -232,8 +355,7 @@ impl Blocking for Qcow2Image {
                 if may_unmap {
                     self.discard(io)?;
                 } else {
-                    let access = self.access.read_unpoisoned();
-                    access.write_zeroes(io.offset, io.len)?;
+                    self.zero(io)?;
                 }
                 if durable { self.flush() } else { Ok(()) }
             }
@@ -249,11 +371,11 @@ struct BackingGate {
     granularity: LockGranularity,
 }
 
-impl ImplicitOpenGate<ImageFile> for BackingGate {
-    fn open_format<F: FormatDriverBuilder<ImageFile>>(
+impl ImplicitOpenGate<CountedFile> for BackingGate {
+    fn open_format<F: FormatDriverBuilder<CountedFile>>(
         &mut self,
         builder: F,
-    ) -> io::Result<FormatAccess<ImageFile>> {
+    ) -> io::Result<FormatAccess<CountedFile>> {
         let remaining = self
             .remaining
             .checked_sub(1)
@@ -262,7 +384,7 @@ impl ImplicitOpenGate<ImageFile> for BackingGate {
         Ok(FormatAccess::new(builder.open(gate)?))
     }
 
-    fn open_storage(&mut self, builder: StorageOpenOptions) -> io::Result<ImageFile> {
+    fn open_storage(&mut self, builder: StorageOpenOptions) -> io::Result<CountedFile> {
         // Only the data file of an image is requested as writable.
         if builder.get_writable() {
             return Err(io::Error::other("it keeps its data in another file"));
@@ -275,7 +397,9 @@ impl ImplicitOpenGate<ImageFile> for BackingGate {
         let size = super::geometry::size(&mut file)?;
         lock::lock(&file, size, true, self.granularity)
             .map_err(|error| io::Error::other(format!("it is in use elsewhere ({error})")))?;
-        ImageFile::from_open_file(file, StorageOpenOptions::new().filename(path))
+        let options = StorageOpenOptions::new().filename(path);
+        let file = imago::file::File::from_open_file(file, options)?;
+        Ok(CountedFile::new(file, None))
     }
 }
 
@@ -297,7 +421,10 @@ fn check_complete(path: &Path, file: &File, file_size: u64) -> Result<(), DiskEr
     }
     let path = path.to_owned();
     match tables.fault {
-        Some(Fault::Damage(what)) => Err(DiskError::Damaged { path, what }),
+        Some(Fault::Damage(what)) => Err(DiskError::Damaged {
+            path,
+            what: what.to_owned(),
+        }),
         Some(Fault::Mark(what)) => Err(DiskError::Unclean { path, what }),
         Some(Fault::Feature(what)) => Err(DiskError::Feature { path, what }),
         None => Ok(()),
