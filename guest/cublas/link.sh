@@ -7,7 +7,7 @@
 set -eu
 here=$(dirname "$0")
 for name in libcublasLt libcublas; do
-    cc -shared -o "$2/$name.so.13" -Wl,-soname,$name.so.13 -Wl,--version-script="$here/$name.map" \
+    ${CC:-cc} -shared -o "$2/$name.so.13" -Wl,-soname,$name.so.13 -Wl,--version-script="$here/$name.map" \
         -Wl,--whole-archive "$1" -Wl,--no-whole-archive -Wl,--gc-sections -Wl,-z,now,-z,relro -Wl,--strip-debug \
         -lgcc_s -lpthread -ldl -lm -lc
     ln -sf $name.so.13 "$2/$name.so"

@@ -59,7 +59,7 @@ use std::{
 
 use base::{
     Output,
-    paths::{CUDA_LIBRARIES, OPENCL_SOCKET},
+    paths::{OPENCL_SOCKET, cuda_libraries},
 };
 use clap::{CommandFactory, Parser, Subcommand};
 use manual::Manual;
@@ -143,9 +143,10 @@ enum Other {
     Adopt {
         /// The environment: a folder that contains pyvenv.cfg.
         environment: PathBuf,
-        /// The folder of Gantry's libraries: libcuda.so.1, libcudart.so.13, libcublas.so.13, libcublasLt.so.13.
-        #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
-        libraries: PathBuf,
+        /// The folder of Gantry's libraries: libcuda.so.1, libcudart.so.13, libcublas.so.13, libcublasLt.so.13
+        /// (default: lib/gantry-cuda beside this program's folder, or /usr/local/lib/gantry-cuda).
+        #[arg(long, value_name = "DIR")]
+        libraries: Option<PathBuf>,
         /// Restore the original libraries.
         #[arg(long, conflicts_with = "libraries")]
         undo: bool,
@@ -184,7 +185,7 @@ fn run() -> Result<(), Box<dyn Error>> {
             environment,
             libraries,
             ..
-        }) => adopt::adopt(&environment, &libraries, out)?,
+        }) => adopt::adopt(&environment, &libraries.unwrap_or_else(cuda_libraries), out)?,
         Some(Other::Driver { undo: true, .. }) => driver::unmount_all(out)?,
         Some(Other::Driver { disk, verify, .. }) => driver::mount(disk.as_deref(), verify, out)?,
         Some(Other::Manual(manual)) => manual.write(Arguments::command(), out)?,

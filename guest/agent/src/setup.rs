@@ -5,11 +5,11 @@ use std::{
     fs,
     io::{self, ErrorKind, Write},
     os::unix::{fs::FileTypeExt, net::UnixStream},
-    path::Path,
+    path::{Path, PathBuf},
     process::Command,
 };
 
-use base::paths::OPENCL_SOCKET;
+use base::paths::{OPENCL_SOCKET, PACKAGED};
 
 use crate::{
     carried,
@@ -25,6 +25,13 @@ pub enum Error {
          (docs/user/opencl.md says how to build it with)"
     )]
     NoDriver,
+    /// The package manager installs the driver and the agent.
+    #[error(
+        "{} has the package gantry-guest, which contains driver and agent: install a newer version of the package, \
+         or remove it first",
+        .0.display()
+    )]
+    Packaged(PathBuf),
     /// The agent's own file cannot be read.
     #[error("cannot read this program's own file")]
     Program(#[source] io::Error),
@@ -73,6 +80,9 @@ fn is_running() -> Result<bool, Error> {
 /// Installs the driver and, unless `driver_only`, the agent, which is started if this machine runs
 /// systemd. Reports what it does.
 pub fn install(root: &Path, driver_only: bool, out: &mut dyn Write) -> Result<(), Error> {
+    if root.join(PACKAGED.trim_start_matches('/')).exists() {
+        return Err(Error::Packaged(root.to_owned()));
+    }
     let mut pieces = carried::driver().ok_or(Error::NoDriver)?;
     if !driver_only {
         pieces.extend(carried::service().map_err(Error::Program)?);
@@ -165,5 +175,15 @@ mod tests {
         }
         assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);
         uninstall(root.path(), &mut Vec::new()).unwrap();
+    }
+
+    #[test]
+    fn nothing_is_installed_beside_the_package() {
+        let root = tempfile::TempDir::new().unwrap();
+        let mark = root.path().join(PACKAGED.trim_start_matches('/'));
+        fs::create_dir_all(mark.parent().unwrap()).unwrap();
+        fs::write(mark, "").unwrap();
+        let error = install(root.path(), false, &mut Vec::new()).unwrap_err();
+        assert!(error.to_string().contains("gantry-guest"), "{error}");
     }
 }

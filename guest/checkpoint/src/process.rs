@@ -5,7 +5,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use base::paths::CUDA_LIBRARIES;
+use base::paths::is_in_cuda_libraries;
 
 /// The driver's library, with its version.
 const DRIVER: &str = "libcuda.so";
@@ -90,7 +90,7 @@ pub fn with_driver() -> Vec<Process> {
         .filter(|process| {
             process
                 .driver()
-                .is_some_and(|path| !path.starts_with(CUDA_LIBRARIES))
+                .is_some_and(|path| !is_in_cuda_libraries(&path))
         })
         .collect();
     found.sort_by_key(|process| process.number);

@@ -19,7 +19,7 @@ use std::{
 
 use base::{
     Output,
-    paths::{CUDA_LIBRARIES, NVIDIA_SOCKET},
+    paths::{NVIDIA_SOCKET, cuda_libraries},
 };
 use clap::{CommandFactory, Parser, Subcommand};
 use gantry_cuda_audit::VARIABLE;
@@ -64,9 +64,10 @@ enum What {
     /// Run a program, and everything that it starts, with Gantry's libcuda, libcudart, libcublas
     /// and libcublasLt instead of those that it would find.
     Run {
-        /// The folder of Gantry's libraries.
-        #[arg(long, default_value = CUDA_LIBRARIES, value_name = "DIR")]
-        libraries: PathBuf,
+        /// The folder of Gantry's libraries (default: lib/gantry-cuda beside this program's folder, or
+        /// /usr/local/lib/gantry-cuda).
+        #[arg(long, value_name = "DIR")]
+        libraries: Option<PathBuf>,
         /// Use the program's own NVIDIA libraries (a native context): calls on device files go to a gantry-nvidia; in
         /// a virtual machine, through gantry-agent to that of the host.
         #[arg(long)]
@@ -266,11 +267,12 @@ fn main() -> ExitCode {
             native: true,
             socket,
             program,
-        } => with_worker(&libraries, &socket, &program)
+        } => with_worker(&libraries.unwrap_or_else(cuda_libraries), &socket, &program)
             .and_then(|command| Err(become_program(command))),
         What::Run {
             libraries, program, ..
-        } => with_libraries(&libraries, &program).and_then(|command| Err(become_program(command))),
+        } => with_libraries(&libraries.unwrap_or_else(cuda_libraries), &program)
+            .and_then(|command| Err(become_program(command))),
         What::Manual(manual) => manual
             .write(Arguments::command(), &mut Output::standard())
             .map_err(Error::Say),
@@ -303,7 +305,7 @@ mod tests {
         };
         assert_eq!(
             (libraries, native, program.len()),
-            (PathBuf::from("x"), false, 4)
+            (Some(PathBuf::from("x")), false, 4)
         );
         let line = "gantry-cuda run --socket /run/x python3";
         let no_native = Arguments::try_parse_from(line.split(' ')).unwrap_err();

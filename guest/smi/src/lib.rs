@@ -12,7 +12,7 @@ mod table;
 
 use std::{fmt::Write as _, io, path::PathBuf};
 
-use base::{gpus::Name, paths::CUDA_LIBRARIES};
+use base::{gpus::Name, paths::cuda_libraries};
 use clap::Parser;
 use facts::Facts;
 use fields::{Field, Format};
@@ -64,7 +64,7 @@ pub struct Arguments {
     /// model's name.
     #[arg(short, long, value_name = "ID,...", value_delimiter = ',')]
     id: Vec<Name>,
-    /// The folder of libcuda.so.1 (default: where the loader finds it, or
+    /// The folder of libcuda.so.1 (default: where the loader finds it, lib/gantry-cuda beside this program's folder, or
     /// /usr/local/lib/gantry-cuda).
     #[arg(long, value_name = "DIR")]
     libraries: Option<PathBuf>,
@@ -103,7 +103,7 @@ impl Arguments {
         };
         match &self.libraries {
             Some(folder) => within(folder.clone()),
-            None => library(DRIVER.into()).or_else(|_| within(CUDA_LIBRARIES.into())),
+            None => library(DRIVER.into()).or_else(|_| within(cuda_libraries())),
         }
     }
 }
