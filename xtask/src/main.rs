@@ -17,6 +17,7 @@
 //! - [`opencl`]: the OpenCL driver's scenarios on this machine, and third-party programs.
 //! - [`programs`]: builds what the others run; [`built`]: what scenarios need; [`progress`]: progress messages;
 //!   [`release`]: builds what users install; [`workspace`]: the crates.
+//! - [`package`]: packages of it.
 
 mod again;
 mod bench;
@@ -40,6 +41,7 @@ mod gpuvm;
 mod guest_gpu;
 mod moved_guest;
 mod opencl;
+mod package;
 mod programs;
 mod progress;
 mod quick;
@@ -79,6 +81,8 @@ enum Command {
     Fuzz(fuzz::Options),
     /// Build the host's programs, and what makes their backtraces readable in files beside them.
     Release(release::Options),
+    /// Make the packages that users install.
+    Package(package::Options),
     /// Run checks, unit tests and short scenarios; with --all, every test; with words, only the scenarios whose
     /// names contain one of them.
     Test(test::Options),
@@ -91,6 +95,7 @@ fn main() {
         Command::Demo(options) => demo::run(&options),
         Command::Bench(options) => bench::run(&options),
         Command::Fuzz(options) => fuzz::run(&options),
+        Command::Package(options) => package::run(&options),
         Command::Release(options) => release::run(&options),
         Command::Test(options) => test::run(&options),
     };

@@ -123,7 +123,7 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
 
 /// Copies a program without its debug information, and the latter as `NAME.debug`. The program links to that file, so
 /// Rust's runtime and debuggers find it.
-fn split(program: &Path, folder: &Path) -> Result<PathBuf> {
+pub fn split(program: &Path, folder: &Path) -> Result<PathBuf> {
     let name = program.file_name().context("a folder is no program")?;
     let stripped = folder.join(name);
     let mut debug = stripped.clone().into_os_string();
