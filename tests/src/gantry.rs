@@ -25,10 +25,11 @@ pub const VMLINUX: &str = "/images/vmlinux";
 /// L2's initial file system.
 pub const INITRAMFS: &str = "/images/l2.cpio";
 /// A Debian kernel with virtual IOMMU drivers and an initial file system for it, on the board with
-/// iommufd.
-const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinuz-iommu", "/images/l2-iommu.cpio");
+/// iommufd. Unpacked: it unpacks its zstd slowly in the rig.
+const IOMMU_KERNEL: (&str, &str) = ("/images/vmlinux-iommu", "/images/l2-iommu.cpio");
 /// A Debian kernel with GPU drivers and an initial file system for it, on the board for GPUs.
-const GPU_KERNEL: (&str, &str) = ("/images/vmlinuz-gpu", "/images/l2-gpu.cpio");
+/// Unpacked: it unpacks its xz slowly in the rig.
+const GPU_KERNEL: (&str, &str) = ("/images/vmlinux-gpu", "/images/l2-gpu.cpio");
 /// Command line that makes L2 boot fast in the rig.
 pub const CMDLINE: &str = "console=ttyS0 panic=-1 quiet tsc=reliable no_timer_check \
      cryptomgr.notests random.trust_cpu=on nokaslr mitigations=off";

@@ -279,7 +279,10 @@ impl Images {
         let images = programs_and_guest(&root, &self.kernel, binaries, &self.l2)?;
         if other == OtherKernel::Iommufd {
             let l2 = work.join("l2-iommu.cpio");
-            fs::copy(&kernel.image, images.join("vmlinuz-iommu"))?;
+            fs::copy(
+                unpacked_kernel(cache, &kernel)?,
+                images.join("vmlinux-iommu"),
+            )?;
             build_l2(
                 &kernel,
                 [
@@ -294,7 +297,7 @@ impl Images {
         }
         if other == OtherKernel::Gpu {
             let l2 = work.join("l2-gpu.cpio");
-            fs::copy(&kernel.image, images.join("vmlinuz-gpu"))?;
+            fs::copy(unpacked_kernel(cache, &kernel)?, images.join("vmlinux-gpu"))?;
             build_l2(
                 &kernel,
                 [Vec::new(), [L2_BALLOON, L2_GPU].concat()],
