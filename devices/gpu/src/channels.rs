@@ -267,7 +267,6 @@ impl Channel {
     /// Lets a channel that was stopped continue.
     fn go_on(&mut self, number: u8, world: &mut World) {
         let Some(bound) = &mut self.bound else { return };
-        bound.left_at = None;
         if std::mem::take(&mut bound.is_stopped) {
             let (channel, stopped) = (number, false);
             world.link.send(&Request::Stop { channel, stopped });
@@ -411,7 +410,8 @@ impl Channel {
             return;
         }
         let (Some(put), Some(instance)) = (self.put, self.entry.instance) else {
-            // An invalid submission keeps none of the earlier ones from continuing.
+            // An invalid submission keeps none of the earlier ones from continuing. Whether the guest has moved the
+            // ring meanwhile is seen with the next valid one.
             self.go_on(number, world);
             return;
         };
@@ -420,6 +420,7 @@ impl Channel {
         }
         self.go_on(number, world);
         let Some(bound) = &mut self.bound else { return };
+        bound.left_at = None;
         if put >= bound.entries {
             self.put = None;
             world.happenings.push(Happening::Command(CommandError {

@@ -622,15 +622,24 @@ fn a_stopped_channel_goes_on_where_it_was_with_its_engines_state() {
 #[test]
 fn a_channel_whose_ring_is_moved_back_while_it_is_stopped_does_it_again() {
     let folder = tempfile::tempdir().unwrap();
-    let guest = Guest::new(&mediator(folder.path()));
-    guest.works(1);
-    let enable = 0x00_3004 + CHANNEL * 8;
-    guest.set(enable, 0x001f_0000);
-    guest.set(0x00_2634, CHANNEL);
-    guest.set_ram(0, 0);
-    guest.poke(u64::from(INSTANCE) * PAGE + 0x14, 0);
-    guest.set(enable, 0x001f_0001);
-    wait("the word", || guest.ram(0) == 1);
+    let socket = mediator(folder.path());
+    for has_invalid_put in [false, true] {
+        let guest = Guest::new(&socket);
+        guest.works(1);
+        if has_invalid_put {
+            guest.doorbell(u32::MAX);
+        }
+        let enable = 0x00_3004 + CHANNEL * 8;
+        guest.set(enable, 0x001f_0000);
+        guest.set(0x00_2634, CHANNEL);
+        guest.set_ram(0, 0);
+        guest.poke(u64::from(INSTANCE) * PAGE + 0x14, 0);
+        guest.set(enable, 0x001f_0001);
+        if has_invalid_put {
+            guest.doorbell(1);
+        }
+        wait("the word", || guest.ram(0) == 1);
+    }
 }
 
 #[test]
