@@ -94,6 +94,21 @@ impl Allowed {
         reasons
     }
 
+    /// Leaves the host's side of network cards as it is here: its addresses and MTU are this host's, not for a source to
+    /// choose. The guest's side is part of the VM's state.
+    pub(super) fn keep_interfaces(config: &mut VmConfig) {
+        for net in config.net.iter_mut().flatten() {
+            let address = (net.ip.take(), net.mask.take(), net.host_mac.take());
+            if address != (None, None, None) || net.mtu.is_some() {
+                log::info!(
+                    "the tap {} keeps this host's addresses and MTU, not those that the source has for it",
+                    net.tap.as_deref().unwrap_or_default()
+                );
+            }
+            net.mtu = None;
+        }
+    }
+
     fn examine(&self, value: &Value, reasons: &mut Vec<String>) {
         match value {
             Value::Object(fields) => {
@@ -262,6 +277,21 @@ mod tests {
         let reasons = allowed.reasons(&config);
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].contains("net[1]"), "{reasons:?}");
+    }
+
+    #[test]
+    fn a_source_has_no_say_in_the_addresses_of_a_tap() {
+        let config = json!({
+            "payload": {"kernel": "/k"},
+            "net": [{
+                "tap": "t", "ip": "10.0.0.1", "mask": "255.0.0.0", "host_mac": "52:54:00:00:00:01", "mtu": 9000,
+                "mac": "52:54:00:00:00:02", "num_queues": 4,
+            }],
+        });
+        let mut config: VmConfig = serde_json::from_value(config).unwrap();
+        Allowed::keep_interfaces(&mut config);
+        let its_own = json!([{"tap": "t", "mac": "52:54:00:00:00:02", "num_queues": 4}]);
+        assert_eq!(config.net, serde_json::from_value(its_own).unwrap());
     }
 
     fn request(url: &str) -> ReceiveMigration {
