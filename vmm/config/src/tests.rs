@@ -481,7 +481,10 @@ fn a_numa_node_may_name_a_device_until_that_is_removed() {
     .unwrap();
     config.numa = numa();
     assert_eq!(config.validate(), Ok(()));
+    // A swap brings another one of this name.
     assert!(config.take_device("d"));
+    assert_eq!(config.numa, numa());
+    config.forget("d");
     assert_eq!(config.validate(), Ok(()));
 }
 

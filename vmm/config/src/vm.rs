@@ -112,11 +112,11 @@ macro_rules! vm_config {
                 devices
             }
 
-            /// Removes a device; false if there is none with this name or it is not removable.
+            /// Removes a device; false if there is none with this name or it is not removable. What refers to it
+            /// stays: it may come back.
             pub fn take_device(&mut self, id: &str) -> bool {
                 $(
                         if kind::Field::take(&mut self.$key, id) {
-                        self.forget_initiator(id);
                         return true;
                     }
                 )+
@@ -398,15 +398,12 @@ impl VmConfig {
         })
     }
 
-    /// Removes all references to an accelerator that no longer exists and so no longer tracks devices.
-    pub fn untrack(&mut self, accel: &str) {
-        for device in self.devices.iter_mut().flatten() {
-            device.tracked.take_if(|tracked| tracked == accel);
+    /// Removes all references to a device that no longer exists: of NUMA nodes, and of devices that an accelerator has
+    /// tracked.
+    pub fn forget(&mut self, device: &str) {
+        for tracking in self.devices.iter_mut().flatten() {
+            tracking.tracked.take_if(|tracked| tracked == device);
         }
-    }
-
-    /// Removes all references of NUMA nodes to a device that no longer exists.
-    pub(super) fn forget_initiator(&mut self, device: &str) {
         for node in self.numa.iter_mut().flatten() {
             node.device_id.take_if(|id| id == device);
         }

@@ -192,7 +192,7 @@ impl Removals {
                 }
                 Next::Nothing => {
                     if config.take_device(&id) {
-                        config.untrack(&id);
+                        config.forget(&id);
                         log::info!("device {id:?} has been removed with the machine");
                         monitor.emit("vm", "device-removed", &[("id", &id)]);
                     }
@@ -237,6 +237,7 @@ impl Control {
             _ if request.cancel => self.cancel_removal(id),
             Life::Created(vm) | Life::Shutdown(vm) => {
                 if vm.take_device(id) {
+                    vm.forget(id);
                     Ok(Response::Empty)
                 } else {
                     Err(failed(&MachineError::NoDevice(id.clone())))
@@ -272,7 +273,7 @@ impl Control {
         {
             for id in machine.tear_out(id).map_err(|e| failed(&e))? {
                 config.take_device(&id);
-                config.untrack(&id);
+                config.forget(&id);
                 let was_swap = self.removals.torn_out(&id);
                 self.migrations.decide(&id, Fate::Left);
                 log::info!("device {id:?} has been removed without the guest");
@@ -596,7 +597,7 @@ impl Control {
             if let Life::Live { config, .. } = &mut self.life
                 && !config.has_device(&id)
             {
-                config.untrack(&id);
+                config.forget(&id);
             }
             self.migrations.decide(&id, Fate::Left);
         }

@@ -2,7 +2,7 @@
 
 use arch::layout::AddressMap;
 use vmm_config::{HotplugMethod, MemoryConfig, MemoryZoneConfig, VmConfig};
-use vmm_memory::{Backing, Ram, RegionKind};
+use vmm_memory::{Backing, Ram, RegionKind, is_on_hugetlbfs};
 
 use super::error::MachineError;
 
@@ -75,7 +75,9 @@ pub fn backing(memory: &MemoryConfig, zone: &MemoryZoneConfig) -> Backing {
         mergeable: zone.mergeable,
         prefault: zone.prefault,
         // If the host has no huge page left when the guest touches one, the guest is killed.
-        reserve: zone.reserve || zone.hugepages,
+        reserve: zone.reserve
+            || zone.hugepages
+            || zone.file.as_deref().is_some_and(is_on_hugetlbfs),
         host_numa_node: zone.host_numa_node,
     }
 }

@@ -13,5 +13,5 @@ pub mod mapping;
 pub mod ram;
 
 pub use extra::{ExactMemory, ExtraMemory};
-pub use mapping::{Backing, Mapping, MappingError};
+pub use mapping::{Backing, Mapping, MappingError, is_on_hugetlbfs};
 pub use ram::{GivenMemory, Ram, RamError, Region, RegionKind};

@@ -1,10 +1,14 @@
 //! Host memory behind guest RAM.
 
 use std::{
+    ffi::CString,
     fs::{File, OpenOptions},
     io,
-    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
-    path::PathBuf,
+    os::{
+        fd::AsRawFd,
+        unix::{ffi::OsStrExt, fs::OpenOptionsExt},
+    },
+    path::{Path, PathBuf},
     ptr::NonNull,
     sync::Arc,
 };
@@ -543,6 +547,21 @@ fn file_system(file: &File) -> (FileSystem, u64) {
     (kind, stat.f_bsize.unsigned_abs())
 }
 
+/// Whether a file, or one that is yet to be created, is on hugetlbfs: its pages are huge, whatever was asked for.
+pub fn is_on_hugetlbfs(path: &Path) -> bool {
+    let kind = |path: &Path| {
+        let path = CString::new(path.as_os_str().as_bytes()).ok()?;
+        // SAFETY: all zeroes are a valid value of this plain struct.
+        let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
+        // SAFETY: the string and the struct outlive the call.
+        let result = unsafe { libc::statfs(path.as_ptr(), &raw mut stat) };
+        (result == 0).then_some(stat.f_type)
+    };
+    // Until the file is there, its folder says.
+    let found = kind(path).or_else(|| kind(path.parent()?));
+    found == Some(libc::HUGETLBFS_MAGIC)
+}
+
 /// The host's default huge page size in bytes (`Hugepagesize` of /proc/meminfo).
 fn default_hugepage_size() -> u64 {
     let meminfo = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
@@ -580,6 +599,27 @@ mod tests {
         assert!(own.discard_contents().unwrap());
         // SAFETY: as above.
         assert_eq!(unsafe { own.address().read() }, 0);
+    }
+
+    #[test]
+    fn files_of_hugetlbfs_are_known_before_they_are_there() {
+        let dir = tempfile::tempdir().unwrap();
+        let at = dir.path().join("huge");
+        std::fs::create_dir(&at).unwrap();
+        assert!(!is_on_hugetlbfs(&at) && !is_on_hugetlbfs(&at.join("ram")));
+        let path = CString::new(at.as_os_str().as_bytes()).unwrap();
+        let kind = c"hugetlbfs".as_ptr();
+        // SAFETY: the strings outlive the calls.
+        let mounted = unsafe { libc::mount(kind, path.as_ptr(), kind, 0, std::ptr::null()) };
+        if mounted != 0 {
+            let error = io::Error::last_os_error();
+            eprintln!("not tested: hugetlbfs cannot be mounted: {error}");
+            return;
+        }
+        let known = [at.clone(), at.join("ram")].map(|path| is_on_hugetlbfs(&path));
+        // SAFETY: as above.
+        unsafe { libc::umount2(path.as_ptr(), libc::MNT_DETACH) };
+        assert_eq!(known, [true; 2]);
     }
 
     #[test]

@@ -16,7 +16,7 @@ use vm_memory::{
     mmap::MmapRegionBuilder,
 };
 
-use super::{Backing, Mapping, MappingError};
+use super::{Backing, Mapping, MappingError, mapping::FileSystem};
 
 /// The role of a region of RAM in the guest.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -203,7 +203,7 @@ impl Ram {
             } else {
                 libc::MAP_PRIVATE
             })
-            .with_hugetlbfs(backing.hugepages.is_some())
+            .with_hugetlbfs(mapping.file_system() == FileSystem::Hugetlbfs)
             .build()
             .ok()
             .and_then(|region| GuestRegionMmap::new(region, GuestAddress(guest)))

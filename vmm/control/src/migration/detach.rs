@@ -78,6 +78,26 @@ pub(super) fn check(request: &SendMigration) -> std::result::Result<(), ApiError
     }
 }
 
+/// Removes physical devices from a configuration, and accelerators if they are to be detached, with all that refers to
+/// them.
+fn take_devices(
+    config: &mut VmConfig,
+    accel: AccelMigration,
+) -> (Vec<DeviceConfig>, Vec<AccelConfig>) {
+    let accels = match accel {
+        AccelMigration::Detach => config.accels.take().unwrap_or_default(),
+        AccelMigration::Refuse | AccelMigration::Move => Vec::new(),
+    };
+    let physical = config.devices.take().unwrap_or_default();
+    let commons = physical.iter().map(|device| &device.common);
+    for common in commons.chain(accels.iter().map(|accel| &accel.common)) {
+        if let Some(id) = &common.id {
+            config.forget(id);
+        }
+    }
+    (physical, accels)
+}
+
 impl Leaves {
     /// Removes the devices that are to leave from the configuration of a VM that is to be migrated; appends the reasons
     /// why something cannot leave.
@@ -87,11 +107,7 @@ impl Leaves {
         request: &SendMigration,
         reasons: &mut Vec<String>,
     ) -> Self {
-        let accels = match request.accel {
-            AccelMigration::Detach => config.accels.take().unwrap_or_default(),
-            AccelMigration::Refuse | AccelMigration::Move => Vec::new(),
-        };
-        let physical = config.devices.take().unwrap_or_default();
+        let (physical, accels) = take_devices(config, request.accel);
         for device in &physical {
             reasons.extend(obstacle(device, request.passthrough));
         }
@@ -461,6 +477,22 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nothing_refers_to_devices_that_leave() {
+        use vmm_config::{Configured, NumaConfig};
+
+        let node = "guest_numa_id=0,device_id=gpu";
+        let mut config = VmConfig {
+            devices: Some(vec![DeviceConfig::parse("01:00.0,id=gpu").unwrap()]),
+            numa: Some(vec![NumaConfig::parse(node).unwrap()]),
+            ..VmConfig::default()
+        };
+        let (physical, accels) = take_devices(&mut config, AccelMigration::Detach);
+        assert_eq!((physical.len(), accels.len()), (1, 0));
+        assert_eq!(config.devices, None);
+        assert_eq!(config.numa.unwrap()[0].device_id, None);
+    }
+
+    #[test]
     fn a_device_that_cannot_leave_says_what_to_do_instead() {
         use PassthroughMigration as Wish;
 
@@ -525,7 +557,7 @@ mod tests {
         };
         let mut vm = before.clone();
         assert!(vm.take_device("a"));
-        vm.untrack("a");
+        vm.forget("a");
         leaves.track_again(&mut vm);
         assert_eq!(vm.tracker_among(&["a".to_owned()]), None, "it is not back");
         assert_eq!(
