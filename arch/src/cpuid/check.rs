@@ -80,6 +80,24 @@ enum Kind {
     PhysBits { saved: u8, host: u8 },
 }
 
+impl Missing {
+    /// Whether it is Intel AMX, or what AMX needs: its registers' state, and that this can be switched off.
+    pub fn is_of_amx(&self) -> bool {
+        const AMX: [(Word, u32); 5] = [
+            (Word::new(7, 1, Register::Eax), 1 << 21),
+            (Word::new(7, 1, Register::Edx), 1 << 8),
+            (E7D, 1 << 22 | 1 << 24 | 1 << 25),
+            (Word::new(0xd, 0, Register::Eax), 1 << 17 | 1 << 18),
+            (Word::new(0xd, 1, Register::Eax), 1 << 4),
+        ];
+        let Kind::Bit(word, bit) = self.0 else {
+            return false;
+        };
+        AMX.iter()
+            .any(|(of_amx, bits)| *of_amx == word && bits & (1 << bit) != 0)
+    }
+}
+
 impl fmt::Display for Missing {
     fn fmt(&self, f: &mut fmt::Formatter) -> fmt::Result {
         match self.0 {

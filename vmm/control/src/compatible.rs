@@ -16,15 +16,15 @@ pub struct HostCpu {
     tsc_khz: Option<u32>,
     /// vCPUs may have another frequency.
     scales_tsc: bool,
+    /// Why vCPUs cannot have AMX, if that is known.
+    no_amx: Option<String>,
 }
 
 /// Queries KVM, using a temporary vCPU, on behalf of a guest that may have AMX (`amx`).
 pub fn host(amx: bool) -> hypervisor::Result<HostCpu> {
     let kvm = Kvm::open()?;
-    if amx && let Err(error) = hypervisor::permit_amx() {
-        // It is among what this host lacks, then.
-        log::warn!("{}", base::Chain(&error));
-    }
+    // It is among what this host lacks, then.
+    let no_amx = amx.then(hypervisor::permit_amx).and_then(Result::err);
     let supported = kvm.supported_cpuid()?.as_slice().to_vec();
     let shell = Shell::new()?;
     let vcpu = shell.vm.create_vcpu(0, 0)?;
@@ -35,13 +35,24 @@ pub fn host(amx: bool) -> hypervisor::Result<HostCpu> {
         tsc_khz: vcpu.tsc_khz().ok(),
         scales_tsc: kvm.scales_tsc(),
         supported,
+        no_amx: no_amx.map(|error| base::Chain(&error).to_string()),
     })
 }
 
 /// Every reason why a guest with such vCPUs cannot run here. `needs` is untrusted.
 pub fn reasons(needs: &CpuNeeds, host: &HostCpu) -> Vec<String> {
     let mut reasons = Vec::new();
-    let features = cpuid::missing(&needs.cpuid, &host.supported, &host.given);
+    let missing = cpuid::missing(&needs.cpuid, &host.supported, &host.given);
+    let (amx, features): (Vec<_>, Vec<_>) =
+        missing.into_iter().partition(cpuid::Missing::is_of_amx);
+    if !amx.is_empty() {
+        let why = host.no_amx.as_ref().map(|why| format!(" ({why})"));
+        reasons.push(format!(
+            "the guest has AMX, which this host's processor or KVM does not provide{}: boot it without \
+             features=[amx]",
+            why.unwrap_or_default()
+        ));
+    }
     if !features.is_empty() {
         let names: Vec<_> = features.iter().map(ToString::to_string).collect();
         reasons.push(format!(
@@ -109,7 +120,39 @@ mod tests {
             msrs: vec![0x10, 0x277],
             tsc_khz: Some(2_000_000),
             scales_tsc,
+            no_amx: None,
         }
+    }
+
+    #[test]
+    fn a_host_without_amx_is_told_from_one_of_another_profile() {
+        let needs = CpuNeeds {
+            cpuid: vec![
+                kvm_cpuid_entry2 {
+                    function: 7,
+                    // AMX-BF16, AMX-TILE and AMX-INT8.
+                    edx: 0b1101 << 22,
+                    ..Default::default()
+                },
+                kvm_cpuid_entry2 {
+                    function: 0xd,
+                    // Their state.
+                    eax: 0b11 << 17,
+                    ..Default::default()
+                },
+            ],
+            msrs: Vec::new(),
+            tsc_khz: None,
+        };
+        let host = HostCpu {
+            no_amx: Some("Invalid argument".to_owned()),
+            ..host_with(0, true)
+        };
+        let all = reasons(&needs, &host);
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].contains("without features=[amx]"), "{all:?}");
+        assert!(all[0].contains("Invalid argument"), "{all:?}");
+        assert!(!all[0].contains("profile"), "{all:?}");
     }
 
     #[test]
