@@ -50,6 +50,11 @@ impl WatchdogTimer {
         })
     }
 
+    /// Forgets that the watchdog has reset a machine: the next one is not started by that.
+    pub fn forget_reset(&self) {
+        self.has_reset.store(false, Ordering::Relaxed);
+    }
+
     /// A descriptor that is readable from the end of the time until the timer is set again, which
     /// [`Watchdog::take_expiry`] does. Nobody reads it.
     pub fn fd(&self) -> RawFd {
