@@ -160,7 +160,8 @@ pub enum DiskError {
     /// Blocks that are smaller than what transfers past the page cache require.
     #[error(
         "the disk image {path} cannot have blocks of {wanted} bytes with direct=on, because its \
-         storage has blocks of {needed}; leave direct out, or use logical_block_size={needed}"
+         storage has blocks of {needed}; leave direct out{}",
+        if *.needed > 4096 { "" } else { ", or use logical_block_size=4096" }
     )]
     BlockSize {
         /// The image.
@@ -549,6 +550,10 @@ impl Disk {
 
     fn check_raw(&mut self, options: &DiskOptions) -> Result<(), DiskError> {
         if let Some(wanted) = options.logical_block {
+            if self.block_device && wanted < self.geometry.logical_block {
+                // The page cache splits blocks for reads and writes; the kernel frees and zeroes whole ones.
+                (self.discard, self.write_zeroes) = (false, false);
+            }
             let needed = self.memory.alignment;
             if (wanted as usize) < needed {
                 return Err(DiskError::BlockSize {
@@ -557,7 +562,6 @@ impl Disk {
                     needed,
                 });
             }
-            // The page cache splits the blocks of a device whose blocks are larger.
             self.geometry.set_logical_block(wanted);
         }
         // An image that is stated to be raw is not read before its guest reads it: storage may hang.
@@ -636,6 +640,18 @@ impl Disk {
         })
     }
 
+    /// What writes tables of the image that are kept in memory; `None` if there are none. It takes as long as the storage
+    /// likes. Until then, the file lacks data that was written.
+    pub fn unwritten(&self) -> Option<impl FnOnce() -> io::Result<()> + Send + use<>> {
+        match &self.backend {
+            Backend::Qcow2(image) if image.has_changed() => {
+                let image = Arc::clone(image);
+                Some(move || image.write_tables())
+            }
+            _ => None,
+        }
+    }
+
     /// What flushes all completed writes to stable storage, where another host finds them, including
     /// metadata that an image format keeps in memory. It blocks, for as long as the storage likes.
     pub fn flush(&self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
@@ -698,14 +714,26 @@ impl Disk {
         Ok(Box::new(Pool::new(image, spawner, name)?))
     }
 
-    /// Resizes the disk, in bytes. It can only grow: shrinking a disk that a guest uses loses data.
-    /// A block device must already have grown.
-    pub fn resize(&mut self, size: u64) -> Result<(), DiskError> {
+    /// What resizes the disk, in bytes, and takes as long as the storage likes; [`Disk::set_size`] follows, whatever
+    /// comes of it. The disk can only grow: shrinking a disk that a guest uses loses data. A block device must already
+    /// have grown.
+    pub fn growth(
+        &self,
+        size: u64,
+    ) -> Result<impl FnOnce() -> Result<(), DiskError> + Send + use<>, DiskError> {
+        let path = self.path.clone();
         let refuse = |reason| DiskError::Resize {
             path: self.path.clone(),
             from: self.size,
             to: size,
             reason,
+        };
+        let inspect = |path| {
+            move |source| DiskError::Inspect {
+                path,
+                action: "resize",
+                source,
+            }
         };
         let block = u64::from(self.geometry.logical_block);
         if !size.is_multiple_of(block) {
@@ -714,31 +742,41 @@ impl Disk {
         if size < self.size {
             return Err(refuse("shrinking would cut off data"));
         }
-        let inspect = |source| DiskError::Inspect {
-            path: self.path.clone(),
-            action: "resize",
-            source,
-        };
-        match &self.backend {
+        let work: Box<dyn FnOnce() -> io::Result<()> + Send> = match &self.backend {
             Backend::Qcow2(image) => {
                 if let Some(reason) = image.fixed() {
                     return Err(refuse(reason));
                 }
-                image.grow(size).map_err(inspect)?;
+                let image = Arc::clone(image);
+                Box::new(move || image.grow(size))
             }
-            Backend::Raw(file) if !self.block_device => file.set_len(size).map_err(inspect)?,
+            Backend::Raw(file) if !self.block_device => {
+                let file = Arc::clone(file);
+                Box::new(move || file.set_len(size))
+            }
             Backend::Raw(file) => {
-                let mut file = file.try_clone().map_err(inspect)?;
-                if geometry::size(&mut file).map_err(inspect)? < size {
+                let grown = file
+                    .try_clone()
+                    .and_then(|mut file| geometry::size(&mut file));
+                if grown.map_err(inspect(path.clone()))? < size {
                     return Err(refuse("the block device is smaller; grow it first"));
                 }
+                Box::new(|| Ok(()))
             }
-        }
-        self.size = size;
+        };
+        Ok(move || work().map_err(inspect(path)))
+    }
+
+    /// Sets the size of a disk that has grown to `size` bytes, or has failed to (`None`): the size of an image that
+    /// describes its disk may have changed all the same.
+    pub fn set_size(&mut self, size: Option<u64>) {
+        self.size = match &self.backend {
+            Backend::Qcow2(image) => image.size(),
+            Backend::Raw(_) => size.unwrap_or(self.size),
+        };
         if let Some(guard) = &self.memory.guard {
-            guard.set_size(size);
+            guard.set_size(self.size);
         }
-        Ok(())
     }
 }
 

@@ -18,7 +18,10 @@ use std::{
     io,
     os::unix::fs::FileExt,
     path::Path,
-    sync::{Arc, RwLock},
+    sync::{
+        Arc, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use base::{
@@ -59,6 +62,8 @@ pub struct Qcow2Image {
     tables: Option<Arc<TableMap>>,
     /// Why the disk cannot grow while it is in use, if it cannot.
     fixed: Option<&'static str>,
+    /// Tables may have changed in memory alone since they were last written.
+    has_changed: AtomicBool,
 }
 
 impl Qcow2Image {
@@ -154,6 +159,7 @@ impl Qcow2Image {
             file: kept,
             tables,
             fixed,
+            has_changed: AtomicBool::new(false),
         })
     }
 
@@ -173,8 +179,21 @@ impl Qcow2Image {
     pub fn grow(&self, size: u64) -> io::Result<()> {
         let access = self.access.write_unpoisoned();
         access.flush()?;
-        access.resize_grow(size, PreallocateMode::None)?;
+        let grown = access.resize_grow(size, PreallocateMode::None);
+        self.has_changed.store(true, Ordering::Release);
+        grown?;
         access.flush()
+    }
+
+    /// Whether tables may have changed in memory alone since the last call of [`write_tables`](Self::write_tables).
+    pub fn has_changed(&self) -> bool {
+        self.has_changed.load(Ordering::Acquire)
+    }
+
+    /// Writes tables that are kept in memory. Until this has been done, the file lacks data that was written.
+    pub fn write_tables(&self) -> io::Result<()> {
+        self.has_changed.store(false, Ordering::Release);
+        self.access.read_unpoisoned().flush()
     }
 
     /// Changes `len` bytes at `offset`. If that makes a table, all others are in the file before.
@@ -294,9 +313,8 @@ impl Qcow2Image {
 
     /// Writes out cached metadata, and flushes everything to stable storage.
     pub fn flush(&self) -> io::Result<()> {
-        let access = self.access.read_unpoisoned();
-        access.flush()?;
-        access.sync()
+        self.write_tables()?;
+        self.access.read_unpoisoned().sync()
     }
 }
 
@@ -342,25 +360,36 @@ fn punch(file: &File, offset: u64, len: u64) -> bool {
     fallocate(file, discard_mode(), offset, len).is_ok()
 }
 
+impl Drop for Qcow2Image {
+    fn drop(&mut self) {
+        // The library would not say that it fails.
+        if self.has_changed()
+            && let Err(error) = self.write_tables()
+        {
+            log::error!("tables of a qcow2 image cannot be written: {error}");
+        }
+    }
+}
+
 impl Blocking for Qcow2Image {
     fn perform(&self, io: &mut Io) -> io::Result<()> {
-        match io.operation {
-            Operation::Read => self.read(io),
-            Operation::Write { durable } => {
-                self.write(io)?;
-                if durable { self.flush() } else { Ok(()) }
-            }
-            Operation::Flush => self.flush(),
+        let (changed, durable) = match io.operation {
+            Operation::Read => return self.read(io),
+            Operation::Flush => return self.flush(),
+            Operation::Write { durable } => (self.write(io), durable),
             Operation::WriteZeroes { may_unmap, durable } => {
-                if may_unmap {
-                    self.discard(io)?;
-                } else {
-                    self.zero(io)?;
-                }
-                if durable { self.flush() } else { Ok(()) }
+                let zeroed = match may_unmap {
+                    true => self.discard(io),
+                    false => self.zero(io),
+                };
+                (zeroed, durable)
             }
-            Operation::Discard => self.discard(io),
-        }
+            Operation::Discard => (self.discard(io), false),
+        };
+        // Afterwards: tables may be written while this goes on.
+        self.has_changed.store(true, Ordering::Release);
+        changed?;
+        if durable { self.flush() } else { Ok(()) }
     }
 }
 

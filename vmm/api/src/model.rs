@@ -114,6 +114,8 @@ pub enum Operation {
     Pause,
     /// The forced removal of a device waits for its storage.
     RemoveDevice,
+    /// A disk is being resized.
+    ResizeDisk,
 }
 
 /// How far an operation is.

@@ -598,10 +598,7 @@ impl Control {
             Job::Outgoing { .. } => "the VM is being moved to another host",
             Job::Incoming { .. } => "a VM is awaited from another host",
             Job::Writing(written) => {
-                let message = format!(
-                    "{}: vm.cancel-migration ends that, vm.info shows how far it is",
-                    written.what()
-                );
+                let message = format!("{}: {}", written.what(), written.advice());
                 return match is_allowed(request) {
                     true => Ok(()),
                     false => Err(ApiError::wrong_state(message)),

@@ -54,6 +54,7 @@ impl Handler for Control {
                 self.coredump_later(file, reply);
             }
             Request::VmRestore(config, fds) => self.restore_later(&config, fds, reply),
+            Request::VmResizeDisk(resize) => self.resize_disk_later(&resize, reply),
             request => reply.send(self.handle(request)),
         }
     }
@@ -80,9 +81,6 @@ impl Handler for Control {
             Request::VmInfo => self.info(),
             Request::VmCounters => self.counters().map(Response::Counters),
             Request::VmResize(resize) => self.resize(&resize),
-            Request::VmResizeDisk(resize) => {
-                self.on_live(|machine, _| machine.resize_disk(&resize.id, resize.desired_size))
-            }
             Request::VmResizeZone(resize) => self.on_live(|machine, config| {
                 machine.resize_zone(config, &resize.id, resize.desired_ram)
             }),
@@ -100,6 +98,10 @@ impl Handler for Control {
             Request::VmSnapshot(_) | Request::VmCoredump(_) => Err(ApiError::message(
                 Status::Internal,
                 "a VM can only be saved over the API",
+            )),
+            Request::VmResizeDisk(_) => Err(ApiError::message(
+                Status::Internal,
+                "a disk can only be resized over the API",
             )),
             Request::VmMoveAccel(_) => Err(ApiError::message(
                 Status::Internal,
@@ -139,6 +141,8 @@ impl Control {
             return Err(ApiError::not_created());
         }
         self.end_machine()?;
+        // The watchdog's reset may have been under way.
+        self.sender.watchdog().forget_reset();
         self.life = Life::None;
         self.monitor.emit("vm", "deleted", &[]);
         Ok(Response::Empty)
@@ -206,6 +210,7 @@ impl Control {
             return Err(self.not_live());
         }
         self.end_machine()?;
+        self.sender.watchdog().forget_reset();
         self.monitor.emit("vm", "shutdown", &[]);
         Ok(Response::Empty)
     }
@@ -531,7 +536,7 @@ impl Control {
         self.of_live(work).map(|()| Response::Empty)
     }
 
-    fn of_live<R>(
+    pub(super) fn of_live<R>(
         &mut self,
         work: impl FnOnce(&mut Machine, &mut VmConfig) -> Result<R, MachineError>,
     ) -> Result<R, ApiError> {

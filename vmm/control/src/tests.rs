@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::Read,
     os::fd::{AsRawFd, OwnedFd},
+    sync::Arc,
     thread,
 };
 
@@ -48,6 +49,32 @@ fn ask(
         Reply::new(move |answer| sender.send(answer).unwrap()),
     );
     answer.try_recv().unwrap()
+}
+
+#[test]
+fn a_vm_is_not_told_of_a_watchdogs_reset_of_another_one() {
+    use devices::{acpi::Watchdog, bus::BusDevice};
+    /// Offset of the register of which bit 0 says that the watchdog has reset the machine.
+    const STATUS: u64 = arch::acpi::wdat::registers::STATUS as u64;
+    let has_reset = |control: &Control| {
+        let watchdog = Watchdog::new(Arc::clone(control.sender.watchdog()));
+        let mut status = [0; 1];
+        watchdog.read(STATUS, &mut status);
+        status == [1]
+    };
+    for is_another in [false, true] {
+        let mut control = created(json!({}));
+        let watchdog = Watchdog::new(Arc::clone(control.sender.watchdog()));
+        let saved = json!({"countdown": 2, "left_ms": 0, "has_reset": false});
+        watchdog.restore(serde_json::from_value(saved).unwrap());
+        watchdog.resume();
+        assert!(watchdog.take_expiry());
+        drop(watchdog);
+        if is_another {
+            control.handle(Request::VmDelete).unwrap();
+        }
+        assert_eq!(has_reset(&control), !is_another);
+    }
 }
 
 fn refused(control: &mut Control, path: &str, body: &serde_json::Value) -> String {

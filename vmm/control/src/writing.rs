@@ -1,5 +1,5 @@
-//! Snapshots and core dumps. A thread of their own writes them, at the speed of the disk. Meanwhile the control thread
-//! serves requests, but refuses those that would change the machine.
+//! Snapshots and core dumps, and disks that are resized. A thread of their own does this, at the speed of the disk.
+//! Meanwhile the control thread serves requests, but refuses those that would change the machine.
 //!
 //! ```text
 //!   control thread                          thread
@@ -11,7 +11,7 @@ use std::{mem, path::PathBuf, sync::mpsc, time::Duration};
 
 use base::Chain;
 use devices::{accel::saved::Stopped, thread::ThreadRole};
-use vmm_api::{ApiError, InProgress, Operation, Reply, Response, VmSnapshotConfig};
+use vmm_api::{ApiError, InProgress, Operation, Reply, Response, VmResizeDisk, VmSnapshotConfig};
 use vmm_machine::{error::MachineError, save::Saving};
 use vmm_snapshot::writing::Writing;
 
@@ -21,14 +21,11 @@ use super::{
     requests::failed,
 };
 
-/// Name of the thread.
-const THREAD: &str = "_snapshot";
-
 /// How long the end of the process waits for a thread that was told to stop. It stops after its next write, which takes
 /// about a second on a disk of 6 MB/s; a thread that hangs in the kernel leaves files that the next snapshot removes.
 const LAST_WRITE: Duration = Duration::from_secs(3);
 
-/// A snapshot or a core dump that is being written.
+/// A snapshot or a core dump that is being written, or a disk that is being resized.
 pub(super) struct Written {
     /// Its number.
     pub(super) number: u64,
@@ -46,23 +43,37 @@ impl Written {
     pub(super) fn what(&self) -> &'static str {
         match self.operation {
             Operation::Coredump => "a core dump of the VM is being written",
+            Operation::ResizeDisk => "a disk of the VM is being resized",
             _ => "a snapshot of the VM is being written",
+        }
+    }
+
+    /// How to learn of its end, or to bring that about.
+    pub(super) fn advice(&self) -> &'static str {
+        match self.operation {
+            Operation::ResizeDisk => "vm.info shows when that is over",
+            _ => "vm.cancel-migration ends that, vm.info shows how far it is",
         }
     }
 
     /// What `vm.info` says about it.
     pub(super) fn progress(&self) -> InProgress {
-        let (done, total) = self.writing.bytes();
+        let bytes = (self.operation != Operation::ResizeDisk).then(|| self.writing.bytes());
         InProgress {
             operation: self.operation,
-            done_bytes: Some(done),
-            total_bytes: Some(total),
+            done_bytes: bytes.map(|(done, _)| done),
+            total_bytes: bytes.map(|(_, total)| total),
             waits_for: None,
         }
     }
 
     /// Cancels it, unless it is complete but for its names.
     pub(super) fn cancel(&self) -> Result<(), ApiError> {
+        if self.operation == Operation::ResizeDisk {
+            return Err(ApiError::wrong_state(
+                "a disk is being resized, which cannot be cancelled",
+            ));
+        }
         match self.writing.cancel() {
             true => Ok(()),
             false => Err(ApiError::wrong_state(
@@ -112,6 +123,16 @@ impl Control {
         }
     }
 
+    /// `vm.resize-disk`: replies when the disk has its new size.
+    pub(super) fn resize_disk_later(&mut self, resize: &VmResizeDisk, reply: Reply) {
+        let growth =
+            self.of_live(|machine, _| machine.disk_growth(&resize.id, resize.desired_size));
+        match growth {
+            Ok(grow) => self.write(Operation::ResizeDisk, 0, None, |_| grow(), reply),
+            Err(error) => reply.send(Err(error)),
+        }
+    }
+
     fn write(
         &mut self,
         operation: Operation,
@@ -128,9 +149,13 @@ impl Control {
             Ok(control) => control,
             Err(error) => return reply.send(Err(host_error("write a file", &error))),
         };
+        let (role, name) = match operation {
+            Operation::ResizeDisk => (ThreadRole::Disk, "_resize"),
+            _ => (ThreadRole::Snapshot, "_snapshot"),
+        };
         let started = self.start_thread_as(
-            ThreadRole::Snapshot,
-            THREAD,
+            role,
+            name,
             Box::new(move || {
                 // Fails only if nobody waits for it any more.
                 let _ = end.send(work(&of_thread));

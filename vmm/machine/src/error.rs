@@ -250,6 +250,9 @@ pub enum MachineError {
         /// The cause.
         source: devices::disk::DiskError,
     },
+    /// Disks could not be flushed for a snapshot.
+    #[error("cannot write to stable storage what the guest has written to its disks")]
+    FlushDisks(#[source] std::io::Error),
     /// The serial port's state.
     #[error("the snapshot's serial port is not valid")]
     SerialState(#[from] SerialRestoreError),

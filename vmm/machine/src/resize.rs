@@ -242,23 +242,28 @@ impl Machine {
         Ok(())
     }
 
-    /// Changes the size of a disk.
-    pub fn resize_disk(&mut self, id: &str, bytes: u64) -> Result<(), MachineError> {
+    /// What changes the size of a disk, and takes as long as its storage likes.
+    pub fn disk_growth(
+        &self,
+        id: &str,
+        bytes: u64,
+    ) -> Result<impl FnOnce() -> Result<(), MachineError> + Send + use<>, MachineError> {
         let device = self
             .devices
             .get(id)
             .ok_or_else(|| MachineError::NoDevice(id.to_owned()))?;
-        match &device.handle {
-            Handle::Disk(disk) => disk
-                .resize(bytes)
-                .map_err(|source| MachineError::ResizeDisk {
-                    id: id.to_owned(),
-                    source,
-                }),
-            _ => Err(MachineError::WrongKind {
+        let Handle::Disk(disk) = &device.handle else {
+            return Err(MachineError::WrongKind {
                 id: id.to_owned(),
                 expected: "disk",
-            }),
-        }
+            });
+        };
+        let id = id.to_owned();
+        let failed = move |source| MachineError::ResizeDisk { id, source };
+        let grow = match disk.growth(bytes) {
+            Ok(grow) => grow,
+            Err(error) => return Err(failed(error)),
+        };
+        Ok(move || grow().map_err(failed))
     }
 }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use base::regular_file::{self, Links};
-use devices::{accel::saved::Archive, pci::Bdf};
+use devices::{accel::saved::Archive, pci::Bdf, virtio::blk};
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
 use vmm_config::VmConfig;
@@ -109,6 +109,7 @@ pub struct Image {
     config: VmConfig,
     regions: Vec<Region>,
     untouched: Untouched,
+    disks: Vec<blk::Handle>,
 }
 
 impl Image {
@@ -120,6 +121,12 @@ impl Image {
     /// Writes the snapshot. An older one in the directory stays until this one is complete and on stable storage, so
     /// there must be room for both.
     pub fn write(mut self, saving: Saving, writing: &Writing) -> Result<(), MachineError> {
+        // The guest that is restored has seen its writes completed.
+        let disks = std::mem::take(&mut self.disks);
+        let flushed = disks.iter().try_for_each(blk::Handle::flush);
+        // Another machine may open their images while memory is written.
+        drop(disks);
+        flushed.map_err(MachineError::FlushDisks)?;
         let Saving { staged, directory } = saving;
         let memory = staged.path(vmm_snapshot::MEMORY);
         self.state.memory = memory_file::write(&memory, &self.regions, self.untouched, writing)?;
@@ -154,6 +161,7 @@ impl Machine {
             config: config.clone(),
             regions: self.ram.regions().to_vec(),
             untouched: self.untouched(),
+            disks: self.devices.disk_handles(),
         })
     }
 

@@ -1,6 +1,14 @@
 //! The device: options, errors, activation and saved state.
 
-use std::{io, os::unix::fs::MetadataExt, sync::Arc, time::Duration};
+use std::{
+    io,
+    os::unix::fs::MetadataExt,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::{Duration, Instant},
+};
 
 use device_model::{
     lifecycle::{ActivateError, StateError, Unanswered},
@@ -88,6 +96,31 @@ pub struct State {
     pub writeback: bool,
 }
 
+/// Work of another thread on the image: it grows, or its tables are written.
+struct Work {
+    shared: Arc<Shared>,
+    /// Dropped last: whoever waits for this opens the image again at once, and it must not be locked here.
+    _count: WorkCount,
+}
+
+impl Work {
+    fn new(shared: &Arc<Shared>) -> Self {
+        shared.working.fetch_add(1, Ordering::Relaxed);
+        Self {
+            shared: Arc::clone(shared),
+            _count: WorkCount(Arc::clone(&shared.working)),
+        }
+    }
+}
+
+struct WorkCount(Arc<AtomicUsize>);
+
+impl Drop for WorkCount {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Release);
+    }
+}
+
 /// Controls a device while it is plugged in. The handle keeps the image open and locked: drop it
 /// together with the device.
 #[derive(Clone)]
@@ -96,9 +129,18 @@ pub struct Handle {
 }
 
 impl Handle {
-    /// Grows the disk to `bytes` and notifies the guest. Blocks for a system call.
-    pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
-        self.shared.resize(bytes)
+    /// What grows the disk to `bytes` and notifies the guest, and takes as long as the storage likes. Until then, or
+    /// until it is dropped, the device is not [quiesced](VirtioDevice::quiesce).
+    pub fn growth(
+        &self,
+        bytes: u64,
+    ) -> Result<impl FnOnce() -> Result<(), DiskError> + Send + use<>, DiskError> {
+        let grow = self.shared.growth(bytes)?;
+        let work = Work::new(&self.shared);
+        Ok(move || {
+            let work = work;
+            grow(&work.shared)
+        })
     }
 
     /// Locks the image: see [`Disk::lock`].
@@ -276,6 +318,29 @@ struct Common {
     write_through_always: bool,
 }
 
+impl Blk {
+    /// Has a thread write tables of the image that are kept in memory, if there are any. Whoever copies the image of a
+    /// device that is quiet finds all that was written, and so does who opens it when this process was killed.
+    fn write_tables(&self) {
+        let Some(write) = self.shared.with_disk(|disk| disk.unwritten()) else {
+            return;
+        };
+        let work = Work::new(&self.shared);
+        let write = Box::new(move || {
+            let work = work;
+            if let Err(error) = write() {
+                let path = work.shared.path.display();
+                log::error!("disk {path}: its tables cannot be written: {error}");
+            }
+        });
+        let name = format!("{}_w", self.thread_name);
+        if let Err(error) = self.spawner.spawn(ThreadRole::Disk, &name, write) {
+            let path = self.shared.path.display();
+            log::error!("disk {path}: no thread writes its tables: {error}");
+        }
+    }
+}
+
 impl VirtioDevice for Blk {
     fn device_type(&self) -> DeviceType {
         TYPE
@@ -336,8 +401,23 @@ impl VirtioDevice for Blk {
     }
 
     fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let start = Instant::now();
         let what = || format!("disk {}", self.shared.path.display());
-        self.shared.requests.quiesce(what, patience)
+        self.shared.requests.quiesce(what, patience)?;
+        if self.shared.working.load(Ordering::Acquire) == 0 {
+            self.write_tables();
+        }
+        while self.shared.working.load(Ordering::Acquire) > 0 {
+            if start.elapsed() >= patience {
+                return Err(Unanswered {
+                    what: what(),
+                    requests: 1,
+                    patience,
+                });
+            }
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(())
     }
 
     fn carry_on(&mut self) {

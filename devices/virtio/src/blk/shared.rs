@@ -4,8 +4,8 @@ use std::{
     io,
     path::PathBuf,
     sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -42,6 +42,8 @@ pub struct Shared {
     writeback: AtomicBool,
     /// Requests in flight on all queues.
     pub requests: InFlight,
+    /// How many threads grow the image, or write its tables. Outlives this, as the image does while it is open.
+    pub working: Arc<AtomicUsize>,
     reported: Mutex<Option<Instant>>,
     disk: Mutex<Disk>,
     /// Announces a change of the size.
@@ -61,6 +63,7 @@ impl Shared {
             capacity: AtomicU64::new(disk.size()),
             writeback: AtomicBool::new(true),
             requests: InFlight::default(),
+            working: Arc::default(),
             reported: Mutex::new(None),
             disk: Mutex::new(disk),
             change: ConfigChange::default(),
@@ -92,8 +95,11 @@ impl Shared {
         f(&mut self.disk.lock_unpoisoned())
     }
 
-    /// Grows the image to `bytes` and notifies the driver.
-    pub fn resize(&self, bytes: u64) -> Result<(), DiskError> {
+    /// What grows the image to `bytes`, and then notifies the driver. It takes as long as the storage likes.
+    pub fn growth(
+        &self,
+        bytes: u64,
+    ) -> Result<impl FnOnce(&Self) -> Result<(), DiskError> + Send + use<>, DiskError> {
         if self.read_only {
             return Err(DiskError::Resize {
                 path: self.path.clone(),
@@ -102,10 +108,16 @@ impl Shared {
                 reason: "the disk is read-only (readonly=on)",
             });
         }
-        self.with_disk(|disk| disk.resize(bytes))?;
-        self.set_capacity(bytes);
-        self.change.announce();
-        Ok(())
+        let grow = self.with_disk(|disk| disk.growth(bytes))?;
+        Ok(move |shared: &Self| {
+            // Without the lock: other threads need it meanwhile.
+            let grown = grow();
+            shared.with_disk(|disk| disk.set_size(grown.is_ok().then_some(bytes)));
+            grown?;
+            shared.set_capacity(bytes);
+            shared.change.announce();
+            Ok(())
+        })
     }
 
     /// Byte offset of `sector`, if the `len` bytes from there are whole sectors within the disk.

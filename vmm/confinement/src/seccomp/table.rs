@@ -259,7 +259,9 @@ const LANE: &[i64] = &[
 
 /// Looks for memory that was never touched, writes new files and gives them their final names.
 const SNAPSHOT: &[i64] = &[
+    libc::SYS_fallocate,
     libc::SYS_fcntl,
+    libc::SYS_fdatasync,
     libc::SYS_fstat,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
@@ -267,7 +269,9 @@ const SNAPSHOT: &[i64] = &[
     libc::SYS_mincore,
     libc::SYS_openat,
     libc::SYS_pread64,
+    libc::SYS_preadv,
     libc::SYS_pwrite64,
+    libc::SYS_pwritev,
     libc::SYS_rename,
     libc::SYS_sync_file_range,
     libc::SYS_unlink,

@@ -1,12 +1,15 @@
 //! Images of every kind, valid and invalid.
 
-use std::{fs, fs::File, os::fd::AsRawFd, os::fd::FromRawFd, os::unix::fs::FileExt};
+use std::{
+    fs, fs::File, os::fd::AsRawFd, os::fd::FromRawFd, os::unix::fs::FileExt, process::Command,
+    time::Duration,
+};
 
 use disk::{ImageType, LockGranularity};
 
 use super::{
-    DATA, DISCARD, IN, Image, OUT, Rig, WRITE, WRITE_ZEROES, make_qcow2, new_blk, on_both_engines,
-    pattern,
+    DATA, DISCARD, IN, Image, OUT, Rig, WRITE, WRITE_ZEROES, grow, make_qcow2, new_blk,
+    on_both_engines, pattern,
 };
 use crate::{blk::Options, device::VirtioDevice};
 
@@ -67,7 +70,7 @@ fn a_qcow2_image_grows_while_it_is_in_use_and_what_is_new_is_zero() {
         let mut rig = Rig::new(image.options());
         rig.fill(DATA, &pattern(8));
         assert_eq!(rig.request(OUT, 2040, (DATA, 4096, 0)).0, 0);
-        rig.blk.handle().resize(1 << 40).unwrap();
+        grow(&rig.blk.handle(), 1 << 40).unwrap();
         assert_eq!(rig.blk.handle().size(), 1 << 40);
         for sector in [2048, 4000, (1 << 31) - 8] {
             assert_eq!(rig.request(IN, sector, (DATA, 4096, WRITE)).0, 0);
@@ -81,7 +84,7 @@ fn a_qcow2_image_grows_while_it_is_in_use_and_what_is_new_is_zero() {
         let mut copied = image.options();
         copied.disk.path = copy;
         assert_eq!(new_blk(copied).unwrap().handle().size(), 1 << 40);
-        rig.blk.handle().resize(1 << 20).unwrap_err();
+        grow(&rig.blk.handle(), 1 << 20).unwrap_err();
     }
     let mut rig = Rig::new(image.options());
     assert_eq!(rig.blk.handle().size(), 1 << 40);
@@ -101,7 +104,7 @@ fn a_qcow2_image_whose_new_part_might_not_be_zero_stays_as_it_is() {
         options.disk.backing_files = true;
         let blk = new_blk(options).unwrap();
         let before = image.content();
-        let error = blk.handle().resize(2 << 20).unwrap_err().to_string();
+        let error = grow(&blk.handle(), 2 << 20).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
         assert_eq!(image.content(), before);
     };
@@ -135,6 +138,62 @@ fn the_guest_sees_blocks_of_the_size_that_was_asked_for() {
         let error = block_size(options).unwrap_err().to_string();
         assert!(error.contains("not a multiple of 4096"), "{error}");
     }
+}
+
+/// The image as its file is now.
+fn copied(image: &Image) -> Image {
+    Image::raw(&image.content())
+}
+
+/// What a disk has at a sector.
+fn sector(rig: &mut Rig, at: u64) -> u8 {
+    assert_eq!(rig.request(IN, at, (DATA, 512, WRITE)).0, 0);
+    rig.bytes(DATA, 512)[0]
+}
+
+fn write_sector(rig: &mut Rig, at: u64, value: u8) {
+    rig.fill(DATA, &[value; 512]);
+    assert_eq!(rig.request(OUT, at, (DATA, 512, 0)).0, 0);
+}
+
+#[test]
+fn whoever_copies_the_image_of_a_quiet_disk_has_all_that_was_written() {
+    let image = Image::qcow2(8 << 30);
+    let mut rig = Rig::new(image.options());
+    write_sector(&mut rig, 4096, 99);
+    rig.blk.quiesce(Duration::from_secs(60)).unwrap();
+    let copy = copied(&image);
+    let mut rig = Rig::new(copy.options());
+    assert_eq!(sector(&mut rig, 4096), 99);
+}
+
+#[test]
+fn parts_of_a_devices_blocks_are_neither_discarded_nor_zeroed() {
+    let image = Image::raw(&[0; 1 << 20]);
+    let losetup = |arguments: &[&str]| {
+        let output = Command::new("losetup").args(arguments).output();
+        let output = output.ok().filter(|output| output.status.success())?;
+        Some(String::from_utf8(output.stdout).unwrap().trim().to_owned())
+    };
+    let file = image.path.to_str().unwrap();
+    let Some(device) = losetup(&["--find", "--show", "--sector-size", "4096", file]) else {
+        eprintln!("not tested: this user or host makes no loop devices");
+        return;
+    };
+    let opened = File::open(&device).unwrap();
+    // It goes when it is closed, whatever happens.
+    losetup(&["--detach", &device]).unwrap();
+    let features = |logical_block| {
+        let mut options = image.options();
+        options.disk.path = device.clone().into();
+        options.disk.logical_block = logical_block;
+        new_blk(options).unwrap().features()
+    };
+    // Discard and write zeroes.
+    let both = 0b11 << 13;
+    assert_eq!(features(None) & both, both);
+    assert_eq!(features(Some(512)) & both, 0);
+    drop(opened);
 }
 
 #[test]
@@ -355,7 +414,7 @@ fn a_guest_cannot_make_its_raw_disk_end_like_a_vhd() {
         rig.fill(DATA, &[7; 1024]);
         assert_eq!(rig.request(OUT, 1022, (DATA, 1024, 0)).0, 0);
         // The end moves with the disk's size.
-        rig.blk.handle().resize(2048 * 512).unwrap();
+        grow(&rig.blk.handle(), 2048 * 512).unwrap();
         assert_eq!(footer(&mut rig, 2, 2048), 1);
         assert_eq!(footer(&mut rig, 2, 1024), 0);
         drop(rig);

@@ -1,14 +1,30 @@
 //! Pause, restore, growth, configuration.
 
-use std::sync::atomic::Ordering;
+use std::{sync::atomic::Ordering, time::Duration};
 
 use device_model::lifecycle::StateError;
 
 use super::{
-    DATA, GET_ID, HEADER, IN, Image, OUT, Rig, STATUS, WRITE, new_blk, on_both_engines, pattern,
-    rings, wait_for,
+    DATA, GET_ID, HEADER, IN, Image, OUT, Rig, STATUS, WRITE, grow, new_blk, on_both_engines,
+    pattern, rings, wait_for,
 };
 use crate::{blk::State, device::VirtioDevice};
+
+#[test]
+fn a_disk_is_not_quiet_while_it_grows() {
+    let image = Image::raw(&pattern(64));
+    let mut blk = new_blk(image.options()).unwrap();
+    let growth = blk.handle().growth(128 * 512).unwrap();
+    let busy = blk.quiesce(Duration::from_millis(1)).unwrap_err();
+    assert!(busy.to_string().contains("disk"), "{busy}");
+    // Whoever gives up, or has done it.
+    drop(growth);
+    blk.quiesce(Duration::ZERO).unwrap();
+    let growth = blk.handle().growth(128 * 512).unwrap();
+    growth().unwrap();
+    blk.quiesce(Duration::ZERO).unwrap();
+    assert_eq!(image.content().len(), 128 * 512);
+}
 
 #[test]
 fn every_queue_has_a_worker_of_its_own() {
@@ -80,11 +96,11 @@ fn growing_a_disk_is_told_to_the_guest_and_shrinking_is_refused() {
     let image = Image::raw(&pattern(8));
     let mut rig = Rig::new(image.options());
     let handle = rig.blk.handle();
-    let error = handle.resize(512).unwrap_err().to_string();
+    let error = grow(&handle, 512).unwrap_err().to_string();
     assert!(error.contains("shrinking would cut off data"), "{error}");
-    handle.resize(5000).unwrap_err();
+    grow(&handle, 5000).unwrap_err();
     assert_eq!(rig.interrupts.config.load(Ordering::SeqCst), 0);
-    handle.resize(64 * 512).unwrap();
+    grow(&handle, 64 * 512).unwrap();
     assert_eq!(rig.interrupts.config.load(Ordering::SeqCst), 1);
     let mut capacity = [0; 8];
     rig.blk.read_config(0, &mut capacity);
@@ -92,7 +108,7 @@ fn growing_a_disk_is_told_to_the_guest_and_shrinking_is_refused() {
     assert_eq!(rig.request(OUT, 63, (DATA, 512, 0)).0, 0);
     // While the device is inactive, the notification is pending.
     let queues = rig.blk.deactivate();
-    handle.resize(65 * 512).unwrap();
+    grow(&handle, 65 * 512).unwrap();
     assert_eq!(rig.interrupts.config.load(Ordering::SeqCst), 1);
     rig.activate(queues);
     assert_eq!(rig.interrupts.config.load(Ordering::SeqCst), 2);

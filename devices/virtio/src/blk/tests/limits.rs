@@ -5,7 +5,7 @@ use std::{sync::Arc, sync::Mutex};
 use device_model::rate_limiter::{RateLimiter, RateLimiterConfig, TokenBucketConfig};
 use virtio_queue::QueueT;
 
-use super::{DATA, HEADER, IN, Image, Rig, STATUS, WRITE, new_blk, pattern, rings, wait_for};
+use super::{DATA, HEADER, IN, Image, Rig, STATUS, WRITE, grow, new_blk, pattern, rings, wait_for};
 use crate::device::VirtioDevice;
 
 #[test]
@@ -86,7 +86,7 @@ fn a_read_only_disk_says_why_it_is_not_resized() {
     let image = Image::raw(&pattern(8));
     let mut options = image.options();
     options.disk.read_only = true;
-    let error = new_blk(options).unwrap().handle().resize(1 << 20);
+    let error = grow(&new_blk(options).unwrap().handle(), 1 << 20);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("the disk is read-only"), "{error}");
 }

@@ -23,14 +23,14 @@ use device_model::{
     memory::{GuestMemory, GuestRam},
     thread::Unconfined,
 };
-use disk::{DiskOptions, ImageType, LockGranularity};
+use disk::{DiskError, DiskOptions, ImageType, LockGranularity};
 use imago::{FormatCreateBuilder, Storage, StorageCreateOptions, qcow2::Qcow2};
 use tempfile::TempDir;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::{Blk, Options};
+use super::{Blk, Handle, Options};
 use crate::device::{Activation, ActiveQueue, VirtioDevice, VirtioInterrupt};
 
 const QUEUE_SIZE: u16 = 16;
@@ -75,6 +75,11 @@ impl VirtioInterrupt for Interrupts {
 struct Image {
     _dir: TempDir,
     path: PathBuf,
+}
+
+/// Grows a disk at once.
+fn grow(disk: &Handle, bytes: u64) -> Result<(), DiskError> {
+    disk.growth(bytes)?()
 }
 
 impl Image {
