@@ -13,7 +13,7 @@ use anyhow::{Context, Result};
 use base::Unpoisoned;
 use gantry_tests::{
     report::Outcome,
-    rig::{Before, Cache, ScenarioResult, images, packages, python},
+    rig::{Before, Cache, ScenarioResult, images, packages, python, side_by_side},
 };
 
 use crate::{
@@ -180,7 +180,7 @@ struct Selected {
     end: Option<Instant>,
 }
 
-/// Runs the gate's hosts and what this machine runs itself next to the nested scenarios.
+/// Runs the gate's hosts next to what this machine runs itself, and the nested scenarios.
 fn gate_and_scenarios(selected: &Selected, built: Built, count: &Mutex<Count>) -> Result<()> {
     let report = |name: &str, outcome: &Outcome| count.lock_unpoisoned().add(name, outcome, None);
     let Built { checks, hosts, rig } = built;
@@ -197,28 +197,24 @@ fn gate_and_scenarios(selected: &Selected, built: Built, count: &Mutex<Count>) -
             hosts.run(2, report)?;
             nothing
         }
-        // Its CPU is an L1's afterwards.
+        // What this machine runs itself leaves CPUs idle most of the time.
         false => Box::new(|| hosts.run(1, report)),
     };
     if !selected.is_nested {
         return Ok(());
     }
+    let before = [gate, Box::new(|| scenarios(words, count))];
     thread::scope(|scope| {
-        // These wait most of the time and leave CPUs idle.
-        let here = scope.spawn(|| scenarios(words, count));
+        // Everything from here on waits at times and leaves CPUs idle.
         let models = selected
             .is_whole
             .then(|| scope.spawn(|| models("19", report)));
         let result = match rig {
-            Some(rig) => rig.run(words, gate, selected.end, |result| told(result, count)),
-            None => gate(),
+            Some(rig) => rig.run(words, before, selected.end, |result| told(result, count)),
+            None => side_by_side(before, |_| Ok(())),
         };
-        let joined = |thread: thread::ScopedJoinHandle<'_, Result<()>>| {
-            let result = thread.join();
-            result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
-        };
-        let here = joined(here);
-        result.and(here).and(models.map_or(Ok(()), joined))
+        let models = models.map_or(Ok(Ok(())), thread::ScopedJoinHandle::join);
+        result.and(models.unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
     })
 }
 

@@ -38,16 +38,12 @@ const LUN_SIZE: u64 = 64 << 20;
 /// Size in bytes of the disk of the controller with virtual functions.
 const FUNCTIONS_SIZE: u64 = 32 << 20;
 
-/// The machine that L1 is emulated on. Boards differ in their IOMMU. Their order is that of their scenarios, which L1s take
-/// from both ends.
+/// The machine that L1 is emulated on. Boards differ in their IOMMU.
 #[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub enum Board {
     /// Intel's IOMMU with interrupt remapping and 48-bit addresses.
     #[default]
     Intel,
-    /// Two hosts with Intel's IOMMU; [`beside`](crate::beside) says what they share. Two L1s do not fit beside the gate's
-    /// hosts on two CPUs, so this is no end of the order.
-    TwoHosts,
     /// The same with 39-bit addresses, as desktop processors have it.
     Intel39,
     /// AMD's IOMMU, which does not translate the last 12 GiB below 1 TiB.
@@ -58,6 +54,8 @@ pub enum Board {
     Iommufd,
     /// Intel's IOMMU under a kernel that guests can have, too, and that has GPU drivers.
     Gpu,
+    /// Two hosts with Intel's IOMMU; [`beside`](crate::beside) says what they share.
+    TwoHosts,
 }
 
 impl Board {

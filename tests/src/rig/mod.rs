@@ -49,6 +49,24 @@ const L1S: usize = 2;
 /// Work that keeps a CPU busy before an L1 does.
 pub type Before<'a> = Box<dyn FnOnce() -> Result<()> + Send + 'a>;
 
+/// Runs both pieces of work side by side, and `then` after each of them, with its number.
+///
+/// # Errors
+/// One of them has failed.
+pub fn side_by_side(
+    before: [Before<'_>; L1S],
+    then: impl Fn(usize) -> Result<()> + Sync,
+) -> Result<()> {
+    thread::scope(|scope| {
+        let (mut number, then) = (0..L1S, &then);
+        let threads = before.map(|work| {
+            let number = number.next();
+            scope.spawn(move || work().and_then(|()| number.map_or(Ok(()), then)))
+        });
+        threads.map(joined).into_iter().collect()
+    })
+}
+
 /// The result of a thread.
 fn joined<T>(thread: thread::ScopedJoinHandle<'_, T>) -> T {
     thread
@@ -99,12 +117,12 @@ fn too_late(scenario: &Scenario) -> ScenarioResult {
 
 impl Rig {
     /// Runs the scenarios whose names contain any of `words` (without words, all) in several L1s
-    /// side by side, the first of which begins when some other work is done, and passes each result
-    /// to `each` as it arrives. Scenarios that have not begun at `end` are skipped.
+    /// side by side, each after some other work is done, and passes each result to `each` as it
+    /// arrives. Scenarios that have not begun at `end` are skipped.
     pub fn run(
         &self,
         words: &[String],
-        before: Before<'_>,
+        before: [Before<'_>; L1S],
         end: Option<Instant>,
         mut each: impl FnMut(ScenarioResult),
     ) -> Result<()> {
@@ -114,28 +132,20 @@ impl Rig {
         // queue: all boards but one are booted only once.
         scenarios.sort_by_key(|scenario| scenario.board);
         let queue = &Mutex::new(VecDeque::from(scenarios));
+        let before = before.map(|work| -> Before<'_> {
+            // Report the failure at once instead of running the remaining scenarios.
+            Box::new(|| work().inspect_err(|_| queue.lock_unpoisoned().clear()))
+        });
         let (sender, results) = mpsc::channel();
         thread::scope(|scope| {
-            let first = {
-                let sender = sender.clone();
-                scope.spawn(move || {
-                    // Report the failure at once instead of running the remaining scenarios.
-                    before().inspect_err(|_| queue.lock_unpoisoned().clear())?;
-                    self.work(0, queue, end, &sender)
+            let all = scope.spawn(move || {
+                side_by_side(before, |number| match number < cores {
+                    true => self.work(number, queue, end, &sender),
+                    false => Ok(()),
                 })
-            };
-            let others: Vec<_> = (1..L1S.min(cores))
-                .map(|number| {
-                    let sender = sender.clone();
-                    scope.spawn(move || self.work(number, queue, end, &sender))
-                })
-                .collect();
-            drop(sender);
+            });
             results.iter().for_each(&mut each);
-            others
-                .into_iter()
-                .map(joined)
-                .fold(joined(first), Result::and)
+            joined(all)
         })
     }
 
