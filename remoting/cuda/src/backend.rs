@@ -53,7 +53,7 @@ use super::{
     reserves::Reserve,
     textures::Texture,
     user_objects::UserObjects,
-    waiting::{PutOff, Until},
+    waiting::{PutOff, Rounds, Until},
 };
 
 /// The CUDA objects of one application, and the driver that owns them.
@@ -261,7 +261,7 @@ impl Backend for CudaBackend {
     }
 
     fn execute(session: &mut Session<Self>, header: Header, request: Request) -> Result<(), Error> {
-        Server::ref_cast_mut(session).begin(header, request, 0)
+        Server::ref_cast_mut(session).begin(header, request, Rounds::default())
     }
 
     fn notice(session: &mut Session<Self>, news: News) -> Result<(), Error> {
@@ -545,7 +545,7 @@ impl Server {
             return self.answer(header, &deferred.map_or(synchronized, Err));
         }
         if captured {
-            self.backend.passages.in_graphs(passages);
+            self.passes_in_graphs(passages);
             if let Some(stage) = stage {
                 self.stage_free(stage, whole);
             }
@@ -723,7 +723,7 @@ impl Server {
 
     /// Executes a request that was deferred. If it gives the device work, it waits for its turn first: it may have
     /// had one, which is over.
-    fn go_on(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
+    fn go_on(&mut self, header: Header, request: Request, rounds: Rounds) -> Result<(), Error> {
         match Cuda::cost(header.opcode, &request) {
             Cost::Work(_) => self.serve_again(header, request),
             // Other threads may have submitted more work to the driver meanwhile.
@@ -732,7 +732,7 @@ impl Server {
     }
 
     /// Executes a request, or defers it until the driver does not need to wait in it.
-    fn begin(&mut self, header: Header, request: Request, rounds: u32) -> Result<(), Error> {
+    fn begin(&mut self, header: Header, request: Request, rounds: Rounds) -> Result<(), Error> {
         let waits = may_block(&request)
             || self.synchronizes_here(&request)
             || self.copies_many_rows(&request);
@@ -841,7 +841,7 @@ impl Server {
         }
         // Of what has submitted nothing: nodes.
         let passages = self.backend.passages.take();
-        self.backend.passages.in_graphs(passages);
+        self.passes_in_graphs(passages);
         self.count_submitted(entries);
         Ok(())
     }

@@ -5,7 +5,7 @@
 //! two parts meet; a graph node cannot be split.
 //!
 //! A registration ends with the context in which it was made. Pinned memory of one context may lie in a part of another: it
-//! is borrowed from there, and handed over to its own context when the other one ends.
+//! is borrowed from there, and handed over to its own context when the other one ends. So are places of graphs' nodes.
 
 use std::{collections::BTreeMap, ffi::c_void};
 
@@ -217,6 +217,12 @@ impl Cover {
             false => self.borrow_all(window),
         }
         Ok(())
+    }
+
+    /// Whether a range is part of borrowed memory.
+    pub(super) fn is_borrowed(&self, (offset, length): (u64, u64)) -> bool {
+        let last = self.borrowed.range(..=offset).next_back();
+        last.is_some_and(|(_, one)| one.range.0 + one.range.1 >= offset + length)
     }
 
     fn borrow(&mut self, window: &Window, pinned: Pinned) {

@@ -446,8 +446,10 @@ fn pinned_memory_is_handed_over_when_the_context_ends_that_has_registered_it() {
         };
         copier.post(call, Request::Fill);
     };
-    // In a third context, of which kernels may use it, too.
+    // In a third context, of which kernels may use it, too, beside a function that is due.
     copier.context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
+    copier.stream = testing::made(&mut copier.server, copier.context, "cuStreamCreate", &[1]);
+    let returned = copier.hold();
     copier.stream = testing::made(&mut copier.server, copier.context, "cuStreamCreate", &[1]);
     let words = [copier.stream.into(), gate.as_ptr() as u64, 1, 0];
     let (function, bytes) = testing::arguments("cuStreamWaitValue32_v2", &words);
@@ -455,6 +457,13 @@ fn pinned_memory_is_handed_over_when_the_context_ends_that_has_registered_it() {
     copier.server.forward(third, function, &bytes.0).unwrap();
     fill(&mut copier, third);
     assert!(!copier.destroys(first));
+    returned.store(1, Ordering::SeqCst);
+    while copier.server.backend.has_pending() {
+        copier.released();
+        thread::sleep(Duration::from_millis(1));
+    }
+    copier.released();
+    assert!(copier.has(first), "it has waited for the function alone");
     gate.store(1, Ordering::SeqCst);
     copier.awaits_end(first);
     let cover = &copier.server.backend.cover;
@@ -472,6 +481,34 @@ fn pinned_memory_is_handed_over_when_the_context_ends_that_has_registered_it() {
     assert_eq!(byte(), 7);
     copier.context = context;
     assert_eq!(copier.server.take_deferred(context), None);
+}
+
+#[test]
+fn a_nodes_place_is_handed_over_when_the_context_ends_that_has_registered_it() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    copier.context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
+    let context = copier.context;
+    let graph = testing::made(&mut copier.server, context, "cuGraphCreate", &[0]);
+    let offset = copier.window.data() + MIB;
+    let stage = WindowRange {
+        offset,
+        length: PAGE,
+        stage: None,
+    };
+    let call = AddCopyNode {
+        context,
+        graph,
+        after: Vec::new(),
+        to: Side::Memory(copier.allocate(), PAGE, 1),
+        from: Side::Window(stage),
+        size: [PAGE, 1, 1],
+    };
+    copier.post(call, Request::AddCopyNode);
+    assert_eq!(copier.server.take_deferred(context), None);
+    assert!(copier.destroys(first));
+    let cover = &copier.server.backend.cover;
+    assert!(cover.holds(&copier.window, offset, PAGE));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use remoting_proto::apis::cuda::calls::Pin;
 use remoting_session::backend::Fences;
 
 use super::{Server, driver::Api, fences::Fence};
@@ -34,6 +35,10 @@ pub(super) struct Passages {
     left: Vec<(Used, Fence)>,
     /// The contexts through whose registrations the current request passes.
     now: Vec<u32>,
+    /// The ranges of the window that are registered there, with the context of the request.
+    ranges: Vec<(u32, (u64, u64))>,
+    /// Those of the request that was taken last.
+    taken: Vec<(u32, (u64, u64))>,
     /// The contexts through whose registrations nodes of graphs pass.
     in_graphs: Vec<u32>,
 }
@@ -48,11 +53,12 @@ impl Passages {
 
     /// Through whose registrations the current request passes, which this forgets.
     pub(super) fn take(&mut self) -> Vec<u32> {
+        self.taken = std::mem::take(&mut self.ranges);
         std::mem::take(&mut self.now)
     }
 
     /// Records that a node of some graph passes through registrations of these contexts.
-    pub(super) fn in_graphs(&mut self, registrars: Vec<u32>) {
+    fn in_graphs(&mut self, registrars: Vec<u32>) {
         for registrar in registrars {
             if !self.in_graphs.contains(&registrar) {
                 self.in_graphs.push(registrar);
@@ -131,9 +137,38 @@ impl Server {
         let registrars = backend
             .cover
             .registrars(&self.session.window, offset, length);
+        let mut is_foreign = false;
         for registrar in registrars.filter(|one| *one != context) {
+            is_foreign = true;
             backend.passages.passes(registrar);
         }
+        if is_foreign {
+            backend.passages.ranges.push((context, (offset, length)));
+        }
+    }
+
+    /// Records that what [`Passages::take`] has taken is of nodes of graphs. A graph uses its places at each launch, so they
+    /// are handed over like pinned memory when a context ends in which they were registered.
+    pub(super) fn passes_in_graphs(&mut self, registrars: Vec<u32>) {
+        let taken = std::mem::take(&mut self.backend.passages.taken);
+        self.backend.passages.in_graphs(registrars);
+        if taken.is_empty() {
+            return;
+        }
+        let before = self.backend.api.current();
+        for (context, (offset, length)) in taken {
+            if self.backend.cover.is_borrowed((offset, length)) {
+                continue;
+            }
+            // There may be too many: the driver reports what is lost to a graph.
+            let _ = self.pin(&Pin {
+                context,
+                offset,
+                length,
+                whole: false,
+            });
+        }
+        self.backend.api.enter(before);
     }
 
     /// Records a fence behind the current request, if it passes through registrations of other contexts.
@@ -142,11 +177,10 @@ impl Server {
         if registrars.is_empty() {
             return;
         }
-        let is_captured = self.is_captured(place.1);
-        let backend = &mut self.backend;
-        if is_captured {
-            return backend.passages.in_graphs(registrars);
+        if self.is_captured(place.1) {
+            return self.passes_in_graphs(registrars);
         }
+        let backend = &mut self.backend;
         if let Ok(fence) = backend.api.fence(place.0, place.1) {
             backend
                 .passages

@@ -53,14 +53,23 @@ impl Until {
     }
 }
 
+/// How often a request has been deferred.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Rounds {
+    /// In total.
+    all: u32,
+    /// It has waited for work that may access pinned memory.
+    for_access: bool,
+}
+
 /// A request that is deferred until the driver does not need to wait in it.
 #[derive(Debug)]
 pub(super) struct PutOff {
     header: Header,
     request: Request,
     until: Until,
-    /// How many times the request has been deferred before.
-    rounds: u32,
+    /// How often the request has been deferred before.
+    rounds: Rounds,
 }
 
 impl PutOff {
@@ -74,11 +83,15 @@ impl PutOff {
         fences.all(|fence| api.poll(*fence).is_over())
     }
 
-    /// The request, and how many times it has been deferred.
-    pub(super) fn take(self, api: &Api) -> (Header, Request, u32) {
+    /// The request, and how often it has been deferred.
+    pub(super) fn take(self, api: &Api) -> (Header, Request, Rounds) {
         let fences = self.until.fences().iter();
         fences.for_each(|fence| api.release(*fence));
-        (self.header, self.request, self.rounds + 1)
+        let rounds = Rounds {
+            all: self.rounds.all + 1,
+            ..self.rounds
+        };
+        (self.header, self.request, rounds)
     }
 
     /// The request alone.
@@ -202,7 +215,7 @@ impl Server {
 
     /// Defers a request in which the driver might wait for a client function until none is pending. Client functions
     /// are reported by this very thread, which therefore must not block.
-    pub(super) fn wait_for_functions(&mut self, header: Header, request: Request, rounds: u32) {
+    pub(super) fn wait_for_functions(&mut self, header: Header, request: Request, rounds: Rounds) {
         for fence in self.backend.calling.clone() {
             self.watch(fence, None);
         }
@@ -221,7 +234,7 @@ impl Server {
             header,
             request,
             until: Until::Room(mark),
-            rounds: 0,
+            rounds: Rounds::default(),
         });
     }
 
@@ -272,7 +285,7 @@ impl Server {
             header,
             request,
             until: Until::Work(vec![fence]),
-            rounds: 0,
+            rounds: Rounds::default(),
         };
         if off.is_ready(&self.backend.api) {
             return Some(off.give_back(&self.backend.api));
@@ -322,7 +335,7 @@ impl Server {
         &mut self,
         header: Header,
         request: Request,
-        rounds: u32,
+        rounds: Rounds,
     ) -> Option<(Header, Request)> {
         let ended = match &request {
             Request::Forward(call) => self.ended_context(call.function, &call.arguments.0),
@@ -331,9 +344,9 @@ impl Server {
         };
         let backend = &self.backend;
         // Once, of what may access pinned memory: work that came later may wait for what only comes when this has ended.
-        let used = match rounds {
-            0 => &[Use::Passes, Use::MayAccess][..],
-            _ => &[Use::Passes],
+        let used = match rounds.for_access {
+            false => &[Use::Passes, Use::MayAccess][..],
+            true => &[Use::Passes],
         };
         let fences = ended.map(|ended| backend.passages.through(&backend.api, ended, used));
         let Some(fences) = fences.filter(|fences| !fences.is_empty()) else {
@@ -346,10 +359,13 @@ impl Server {
             header,
             request,
             until: Until::Work(fences),
-            rounds,
+            rounds: Rounds {
+                for_access: true,
+                ..rounds
+            },
         };
         // Other threads might never stop copying.
-        match rounds < MOST_ROUNDS {
+        match rounds.all < MOST_ROUNDS {
             true => self.defer(off),
             false => self.backend.parked = Some(off),
         }
@@ -362,7 +378,7 @@ impl Server {
         &mut self,
         header: Header,
         request: Request,
-        rounds: u32,
+        rounds: Rounds,
     ) -> Option<(Header, Request)> {
         let context = match &request {
             Request::Free(call) if call.stream.is_none() => call.context,
@@ -370,7 +386,7 @@ impl Server {
             _ => return Some((header, request)),
         };
         let alone = header.flags.has(Flags::ALONE);
-        if alone || self.backend.captures.is_any() || rounds >= MOST_ROUNDS {
+        if alone || self.backend.captures.is_any() || rounds.all >= MOST_ROUNDS {
             return Some((header, request));
         }
         let fences = match self.enter(context) {
