@@ -744,7 +744,9 @@ impl Disk {
         }
         let work: Box<dyn FnOnce() -> io::Result<()> + Send> = match &self.backend {
             Backend::Qcow2(image) => {
-                if let Some(reason) = image.fixed() {
+                if size > self.size
+                    && let Some(reason) = image.fixed()
+                {
                     return Err(refuse(reason));
                 }
                 let image = Arc::clone(image);

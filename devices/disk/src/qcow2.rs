@@ -182,10 +182,12 @@ impl Qcow2Image {
         let grown = access.resize_grow(size, PreallocateMode::None);
         self.has_changed.store(true, Ordering::Release);
         grown?;
-        access.flush()
+        drop(access);
+        self.write_tables()
     }
 
-    /// Whether tables may have changed in memory alone since the last call of [`write_tables`](Self::write_tables).
+    /// Whether tables may have changed in memory alone since the last call of
+    /// [`write_tables`](Self::write_tables) that succeeded.
     pub fn has_changed(&self) -> bool {
         self.has_changed.load(Ordering::Acquire)
     }
@@ -193,7 +195,8 @@ impl Qcow2Image {
     /// Writes tables that are kept in memory. Until this has been done, the file lacks data that was written.
     pub fn write_tables(&self) -> io::Result<()> {
         self.has_changed.store(false, Ordering::Release);
-        self.access.read_unpoisoned().flush()
+        let written = self.access.read_unpoisoned().flush();
+        written.inspect_err(|_| self.has_changed.store(true, Ordering::Release))
     }
 
     /// Changes `len` bytes at `offset`. If that makes a table, all others are in the file before.

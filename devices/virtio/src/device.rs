@@ -126,6 +126,21 @@ pub trait VirtioDevice: Send {
     /// Undoes [`VirtioDevice::quiesce`]. The caller must kick the queues afterwards.
     fn carry_on(&mut self) {}
 
+    /// Does for an inactive device the part of [`VirtioDevice::quiesce`] that does not concern its
+    /// queues: waits up to `patience` for what the host does on its own, or stores what the device
+    /// keeps in memory of completed requests.
+    ///
+    /// The default suits devices that keep nothing.
+    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let _ = patience;
+        Ok(())
+    }
+
+    /// Whether the host has stored all that a quiet device had to; an error says what is missing.
+    fn settled(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// Stops serving: finishes requests in flight in bounded time and returns the queues in the
     /// order in which they were passed in. An inactive device returns none.
     fn deactivate(&mut self) -> Vec<ActiveQueue>;

@@ -196,6 +196,8 @@ pub struct Blk {
     /// One per queue; `None` while the queue's worker owns it, and after that worker has died.
     engines: Vec<Option<Engine>>,
     workers: Vec<Worker<QueueWorker>>,
+    /// The tables of the image were written, or could not be, since the last request.
+    is_settled: bool,
 }
 
 impl Blk {
@@ -231,6 +233,7 @@ impl Blk {
             rate_limiter: options.rate_limiter,
             engines: Vec::new(),
             workers: Vec::new(),
+            is_settled: false,
         };
         for index in 0..num_queues {
             let engine = blk.engine(index).map_err(Error::Engine)?;
@@ -381,6 +384,7 @@ impl VirtioDevice for Blk {
             self.shared.set_writeback(true);
         }
         self.shared.requests.start_over();
+        self.is_settled = false;
         let common = Common {
             memory,
             interrupt,
@@ -404,7 +408,15 @@ impl VirtioDevice for Blk {
         let start = Instant::now();
         let what = || format!("disk {}", self.shared.path.display());
         self.shared.requests.quiesce(what, patience)?;
-        if self.shared.working.load(Ordering::Acquire) == 0 {
+        self.settle(patience.saturating_sub(start.elapsed()))
+    }
+
+    fn settle(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let start = Instant::now();
+        let what = || format!("disk {}", self.shared.path.display());
+        if self.shared.working.load(Ordering::Acquire) == 0 && !self.is_settled {
+            // Once: the end of the device does not fail because its storage does.
+            self.is_settled = true;
             self.write_tables();
         }
         while self.shared.working.load(Ordering::Acquire) > 0 {
@@ -420,7 +432,18 @@ impl VirtioDevice for Blk {
         Ok(())
     }
 
+    fn settled(&self) -> io::Result<()> {
+        match self.shared.with_disk(|disk| disk.unwritten().is_some()) {
+            true => Err(io::Error::other(format!(
+                "the tables of the disk image {} could not be written: the log says why",
+                self.shared.path.display()
+            ))),
+            false => Ok(()),
+        }
+    }
+
     fn carry_on(&mut self) {
+        self.is_settled = false;
         self.shared.requests.carry_on();
     }
 

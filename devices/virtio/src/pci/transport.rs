@@ -218,11 +218,7 @@ impl Transport {
     pub(super) fn quiesce(&self) -> Result<(), LifecycleError> {
         let mut registers = self.lock();
         registers.held = true;
-        if !matches!(registers.run, Run::Active(_)) {
-            return Ok(());
-        }
         registers
-            .device
             .quiesce(PAUSE_PATIENCE)
             .inspect_err(|_| registers.carry_on())
             .map_err(LifecycleError::from)
@@ -233,10 +229,7 @@ impl Transport {
     pub(super) fn hold(&self, waited: Duration) -> Result<(), LifecycleError> {
         let mut registers = self.lock();
         registers.held = true;
-        if !matches!(registers.run, Run::Active(_)) {
-            return Ok(());
-        }
-        let held = registers.device.quiesce(Duration::ZERO);
+        let held = registers.quiesce(Duration::ZERO);
         Ok(held.map_err(|error| Unanswered {
             patience: Duration::from_secs(waited.as_secs()),
             ..error
@@ -608,16 +601,30 @@ impl Registers {
         }
     }
 
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        match self.run {
+            Run::Active(_) => self.device.quiesce(patience),
+            _ => self.device.settle(patience),
+        }
+    }
+
     fn pause(&mut self) -> Result<(), LifecycleError> {
         // From now on the device starts when it is resumed.
         self.starts_later = false;
-        let Run::Active(indexes) = &self.run else {
-            return Ok(());
-        };
-        if let Err(error) = self.device.quiesce(PAUSE_PATIENCE) {
+        if let Err(error) = self.quiesce(PAUSE_PATIENCE) {
             self.carry_on();
             return Err(error.into());
         }
+        if let Err(source) = self.device.settled() {
+            self.carry_on();
+            return Err(LifecycleError::Host {
+                action: "store what the guest has written",
+                source,
+            });
+        }
+        let Run::Active(indexes) = &self.run else {
+            return Ok(());
+        };
         if self.resetting {
             self.reset();
             return Ok(());

@@ -106,6 +106,7 @@ fn a_qcow2_image_whose_new_part_might_not_be_zero_stays_as_it_is() {
         let before = image.content();
         let error = grow(&blk.handle(), 2 << 20).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
+        grow(&blk.handle(), 1 << 20).unwrap();
         assert_eq!(image.content(), before);
     };
     make_qcow2(&image.path, 1 << 20, Some((&base, "raw")));
@@ -158,13 +159,49 @@ fn write_sector(rig: &mut Rig, at: u64, value: u8) {
 
 #[test]
 fn whoever_copies_the_image_of_a_quiet_disk_has_all_that_was_written() {
-    let image = Image::qcow2(8 << 30);
-    let mut rig = Rig::new(image.options());
+    for is_active in [true, false] {
+        let image = Image::qcow2(8 << 30);
+        let mut rig = Rig::new(image.options());
+        write_sector(&mut rig, 4096, 99);
+        let patience = Duration::from_secs(60);
+        match is_active {
+            true => rig.blk.quiesce(patience).unwrap(),
+            // Its driver has reset it.
+            false => {
+                rig.blk.deactivate();
+                rig.blk.settle(patience).unwrap();
+            }
+        }
+        rig.blk.settled().unwrap();
+        let copy = copied(&image);
+        let mut rig = Rig::new(copy.options());
+        assert_eq!(sector(&mut rig, 4096), 99);
+    }
+}
+
+#[test]
+fn a_disk_whose_tables_cannot_be_written_says_so_and_its_end_does_not_wait() {
+    // SAFETY: the name is a C string; the descriptor is new, and owned by the File.
+    let file = unsafe {
+        let fd = libc::memfd_create(c"disk".as_ptr(), libc::MFD_ALLOW_SEALING);
+        assert!(fd >= 0);
+        File::from_raw_fd(fd)
+    };
+    let mut options = Image::raw(&[]).options();
+    options.disk.path = format!("/proc/self/fd/{}", file.as_raw_fd()).into();
+    make_qcow2(&options.disk.path, 64 << 20, None);
+    let mut rig = Rig::new(options);
     write_sector(&mut rig, 4096, 99);
-    rig.blk.quiesce(Duration::from_secs(60)).unwrap();
-    let copy = copied(&image);
-    let mut rig = Rig::new(copy.options());
-    assert_eq!(sector(&mut rig, 4096), 99);
+    // SAFETY: no memory is involved.
+    let sealed = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_ADD_SEALS, libc::F_SEAL_WRITE) };
+    assert_eq!(sealed, 0);
+    for _ in 0..2 {
+        rig.blk.quiesce(Duration::from_secs(60)).unwrap();
+        let error = rig.blk.settled().unwrap_err().to_string();
+        assert!(error.contains("could not be written"), "{error}");
+    }
+    rig.blk.carry_on();
+    assert_eq!(rig.flush(), 1);
 }
 
 #[test]

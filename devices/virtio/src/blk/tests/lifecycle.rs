@@ -23,6 +23,7 @@ fn a_disk_is_not_quiet_while_it_grows() {
     let growth = blk.handle().growth(128 * 512).unwrap();
     growth().unwrap();
     blk.quiesce(Duration::ZERO).unwrap();
+    blk.settled().unwrap();
     assert_eq!(image.content().len(), 128 * 512);
 }
 
