@@ -20,7 +20,7 @@ use std::{
     path::Path,
     sync::{
         Arc, RwLock,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
 };
 
@@ -54,6 +54,10 @@ const MAX_L1_ENTRIES: u64 = (32 << 20) / 8;
 
 /// An open qcow2 image.
 pub struct Qcow2Image {
+    /// Size of the disk in bytes. Whoever asks for it waits for no request.
+    size: AtomicU64,
+    /// The image was in use elsewhere when it was opened, and has not been mended yet.
+    is_unmended: AtomicBool,
     /// Shared by reads and writes; discarding needs exclusive access.
     access: RwLock<FormatAccess<CountedFile>>,
     /// The image's file.
@@ -154,8 +158,11 @@ impl Qcow2Image {
         } else {
             None
         };
+        let access = FormatAccess::new(image);
         Ok(Self {
-            access: RwLock::new(FormatAccess::new(image)),
+            size: AtomicU64::new(access.size()),
+            is_unmended: AtomicBool::new(options.lock_later),
+            access: RwLock::new(access),
             file: kept,
             tables,
             fixed,
@@ -165,7 +172,7 @@ impl Qcow2Image {
 
     /// Size of the disk in bytes.
     pub fn size(&self) -> u64 {
-        self.access.read_unpoisoned().size()
+        self.size.load(Ordering::Acquire)
     }
 
     /// Why the disk cannot grow while it is in use, if it cannot.
@@ -177,9 +184,11 @@ impl Qcow2Image {
     /// first table of the image is written, whatever the size. The guest's next flush makes the new
     /// size stable.
     pub fn grow(&self, size: u64) -> io::Result<()> {
+        self.mend_late()?;
         let access = self.access.write_unpoisoned();
         access.flush()?;
         let grown = access.resize_grow(size, PreallocateMode::None);
+        self.size.store(access.size(), Ordering::Release);
         self.has_changed.store(true, Ordering::Release);
         grown?;
         drop(access);
@@ -206,12 +215,28 @@ impl Qcow2Image {
         len: u64,
         change: impl FnOnce(&FormatAccess<CountedFile>) -> io::Result<()>,
     ) -> io::Result<()> {
+        self.mend_late()?;
         if self.has_l2(offset, len) {
             return change(&self.access.read_unpoisoned());
         }
         let access = self.access.write_unpoisoned();
         access.flush()?;
         change(&access)
+    }
+
+    /// Mends an image that was in use elsewhere when it was opened, before its first change.
+    fn mend_late(&self) -> io::Result<()> {
+        if self.is_unmended.load(Ordering::Acquire) {
+            let _alone = self.access.write_unpoisoned();
+            if let Some(tables) = &self.tables
+                && self.is_unmended.load(Ordering::Acquire)
+                && tables.mend()? > 0
+            {
+                log::warn!("tables of a qcow2 image that were counted as free are mended");
+            }
+            self.is_unmended.store(false, Ordering::Release);
+        }
+        Ok(())
     }
 
     /// Whether a change of this range makes no L2 table.
@@ -260,6 +285,7 @@ impl Qcow2Image {
     }
 
     fn discard(&self, io: &Io) -> io::Result<()> {
+        self.mend_late()?;
         let mut access = self.access.write_unpoisoned();
         let (mut offset, end) = (io.offset, io.offset.saturating_add(io.len));
         while offset < end {

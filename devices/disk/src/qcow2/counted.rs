@@ -28,7 +28,7 @@ use std::{
 use base::{Unpoisoned, lock::UnpoisonedRw};
 use imago::{
     Storage,
-    io_buffers::{IoVector, IoVectorMut},
+    io_buffers::{IoBuffer, IoVector, IoVectorMut},
     storage::{PreallocateMode, drivers::CommonStorageHelper},
 };
 
@@ -67,8 +67,9 @@ pub struct TableMap {
     /// Width of a reference count: 2 to this power, in bits.
     count_order: u32,
     known: RwLock<Known>,
-    /// Writes to tables happen one at a time.
-    writer: Mutex<()>,
+    /// Writes to tables happen one at a time. Clusters whose counts are raised in the file, and which the library has
+    /// not counted there yet.
+    writer: Mutex<BTreeSet<u64>>,
     /// The file does not name a table that the library uses. It does not try that again, so what it
     /// writes from now on may be lost.
     has_failed: AtomicBool,
@@ -110,8 +111,6 @@ struct After<'a> {
 struct Change {
     /// Offsets of the clusters to which it newly refers.
     refers: Vec<u64>,
-    /// It makes the file name a table, which the library does once.
-    names_tables: bool,
     /// Offsets of L2 tables that are no longer in use after it.
     unused: Vec<u64>,
 }
@@ -201,11 +200,16 @@ impl Known {
             .copied()
     }
 
-    fn has(&self, write: &Range<u64>, cluster: u64) -> bool {
+    /// Whether `write` is partly in what names tables.
+    fn names_tables(&self, write: &Range<u64>) -> bool {
         let places = self.places;
         write.start < HEADER as u64
             || overlaps(write, places.l1, places.l1_len)
             || overlaps(write, places.counts, places.counts_len)
+    }
+
+    fn has(&self, write: &Range<u64>, cluster: u64) -> bool {
+        self.names_tables(write)
             || [&self.l2, &self.blocks]
                 .into_iter()
                 .any(|of| Self::within(of, write, cluster).next().is_some())
@@ -278,7 +282,8 @@ impl TableMap {
             at: 0,
             bytes: &[],
         };
-        self.count(&places, &now, all.collect())
+        // The library has read no counts yet.
+        self.count(&places, &now, all.collect(), &mut BTreeSet::new())
     }
 
     /// Offsets of the clusters of a table with this offset and length.
@@ -351,7 +356,6 @@ impl TableMap {
                 if new & OFFSET != 0 && old & OFFSET != new & OFFSET {
                     known.blocks.insert(new & OFFSET);
                     change.refers.push(new & OFFSET);
-                    change.names_tables = true;
                 }
             }
         }
@@ -378,7 +382,6 @@ impl TableMap {
             return Ok(());
         }
         known.places = places;
-        change.names_tables = true;
         if (places.counts, places.counts_len) != (old.counts, old.counts_len) {
             let entries = after.entries(places.counts, places.counts_len)?;
             change
@@ -414,7 +417,6 @@ impl TableMap {
             return Ok(());
         }
         known.l2.insert(table);
-        change.names_tables = true;
         change.refers.push(table);
         let entries = after.entries(table, self.cluster())?;
         change
@@ -423,19 +425,24 @@ impl TableMap {
         Ok(())
     }
 
-    /// Makes the counts of clusters in the file at least 1; returns how many were 0. The library
-    /// has counted them in memory, so it never writes less for them than this does.
-    fn count(&self, places: &Places, after: &After, mut clusters: Vec<u64>) -> io::Result<usize> {
+    /// Makes the counts of clusters in the file at least 1; returns how many were 0. The library has counted them in
+    /// memory, so it writes no less, but for copies that it made before: [`TableMap::keep`].
+    fn count(
+        &self,
+        places: &Places,
+        after: &After,
+        mut clusters: Vec<u64>,
+        raised: &mut BTreeSet<u64>,
+    ) -> io::Result<usize> {
         for cluster in &mut clusters {
             *cluster >>= self.cluster_bits;
         }
         clusters.sort_unstable();
         clusters.dedup();
-        // Counts per block.
-        let per_block = (self.cluster() * 8) >> self.count_order;
         let mut mended = 0;
-        for group in clusters.chunk_by(|one, other| one / per_block == other / per_block) {
-            let entry = group[0] / per_block * ENTRY;
+        for group in clusters.chunk_by(|one, other| self.place(*one).0 == self.place(*other).0) {
+            let (entry, first) = self.place(group[0]);
+            let (_, last) = self.place(group[group.len() - 1]);
             let block = match entry < places.counts_len {
                 true => after.entries(places.counts + entry, ENTRY)?[0] & OFFSET,
                 false => 0,
@@ -445,29 +452,18 @@ impl TableMap {
                     "it refers to clusters that have no reference count",
                 ));
             }
-            let bit = |cluster: u64| (cluster % per_block) << self.count_order;
-            let start = bit(group[0]) / 8;
-            let end = (bit(group[group.len() - 1]) + (1 << self.count_order)).div_ceil(8);
-            let mut counts = vec![0; (end - start) as usize];
+            let width = (1_u64 << self.count_order).div_ceil(8) as usize;
+            let start = first / 8;
+            let mut counts = vec![0; (last / 8 - start) as usize + width];
             read(&self.file, block + start, &mut counts)?;
             for cluster in group {
-                let bit = bit(*cluster) - start * 8;
-                let at = (bit / 8) as usize;
-                let (last, one) = match self.count_order {
-                    0..3 => (at, 1 << (bit % 8)),
-                    order => (at + (1 << (order - 3)) - 1, 1),
-                };
-                let is_zero = match self.count_order {
-                    0..3 => {
-                        let mask = (1_u16 << (1 << self.count_order)) - 1;
-                        u16::from(counts[at]) & mask << (bit % 8) == 0
-                    }
-                    _ => counts[at..=last].iter().all(|byte| *byte == 0),
-                };
-                if is_zero {
-                    counts[last] |= one;
-                    let at = block + start + last as u64;
-                    self.file.write_all_at(&counts[last..=last], at)?;
+                let (_, bit) = self.place(*cluster);
+                let from = (bit / 8 - start) as usize;
+                if raise(&mut counts[from..from + width], bit % 8, self.count_order) {
+                    let last = from + width - 1;
+                    self.file
+                        .write_all_at(&counts[last..=last], block + start + last as u64)?;
+                    raised.insert(*cluster);
                     mended += 1;
                 }
             }
@@ -475,51 +471,132 @@ impl TableMap {
         Ok(mended)
     }
 
-    /// Writes `bytes`, which are partly in tables, by `write`.
+    /// Writes bytes that are partly in tables, by `write`.
     fn write(
         &self,
         at: u64,
-        bytes: &[u8],
-        write: impl FnOnce() -> io::Result<()>,
+        mut buffer: IoBuffer,
+        write: impl FnOnce(&IoBuffer) -> io::Result<()>,
     ) -> io::Result<()> {
-        let _alone = self.writer.lock_unpoisoned();
+        let mut raised = self.writer.lock_unpoisoned();
+        let range = at..at + buffer.len() as u64;
+        let mut known = self.known.write_unpoisoned();
+        let old = known.places;
+        // The library has changed its memory, and does not write these again.
+        let names_tables = known.names_tables(&range);
+        if Known::within(&known.blocks, &range, self.cluster())
+            .next()
+            .is_some()
+        {
+            self.keep(&old, &mut raised, at, buffer.as_mut().into_slice())?;
+        }
         let after = After {
             file: &self.file,
             at,
-            bytes,
+            bytes: buffer.as_ref().into_slice(),
         };
-        let mut known = self.known.write_unpoisoned();
-        let old = known.places;
-        let change = self.prepare(&mut known, &after)?;
+        let prepared = self.prepare(&mut known, &after);
         let places = known.places;
         // Guests' data is written meanwhile.
         drop(known);
-        self.count(&places, &after, change.refers)?;
-        let written = write();
+        let written = prepared.and_then(|change| {
+            self.count(&places, &after, change.refers, &mut raised)?;
+            write(&buffer)?;
+            Ok(change.unused)
+        });
         let mut known = self.known.write_unpoisoned();
-        match &written {
-            Ok(()) => change.unused.iter().for_each(|table| {
-                known.l2.remove(table);
-            }),
-            // The library goes on with the tables at their old places.
-            Err(_) if places != old => {
-                known.places = old;
-                if let Ok(l1) = (After {
-                    bytes: &[],
-                    ..after
-                })
-                .entries(old.l1, old.l1_len)
-                {
-                    known.l1 = l1;
-                }
+        match written {
+            Ok(unused) => {
+                unused.iter().for_each(|table| {
+                    known.l2.remove(table);
+                });
+                Ok(())
             }
-            Err(_) => {}
+            Err(error) => {
+                if names_tables {
+                    self.has_failed.store(true, Ordering::Relaxed);
+                }
+                if known.places != old {
+                    // The library goes on with the tables at their old places.
+                    known.places = old;
+                    let now = After {
+                        file: &self.file,
+                        at: 0,
+                        bytes: &[],
+                    };
+                    if let Ok(l1) = now.entries(old.l1, old.l1_len) {
+                        known.l1 = l1;
+                    }
+                }
+                Err(error)
+            }
         }
-        if written.is_err() && change.names_tables {
-            self.has_failed.store(true, Ordering::Relaxed);
-        }
-        written
     }
+
+    /// Keeps the counts that were raised in blocks that the library copied before it counted. Forgets those that it
+    /// has counted.
+    fn keep(
+        &self,
+        places: &Places,
+        raised: &mut BTreeSet<u64>,
+        at: u64,
+        bytes: &mut [u8],
+    ) -> io::Result<()> {
+        let now = After {
+            file: &self.file,
+            at: 0,
+            bytes: &[],
+        };
+        let mut counted = Vec::new();
+        for cluster in raised.iter() {
+            let (entry, bit) = self.place(*cluster);
+            if entry >= places.counts_len {
+                continue;
+            }
+            let block = now.entries(places.counts + entry, ENTRY)?[0] & OFFSET;
+            let start = block + bit / 8;
+            let len = (1_u64 << self.count_order).div_ceil(8);
+            if start < at || start + len > at + bytes.len() as u64 {
+                continue;
+            }
+            let from = (start - at) as usize;
+            if !raise(
+                &mut bytes[from..from + len as usize],
+                bit % 8,
+                self.count_order,
+            ) {
+                counted.push(*cluster);
+            }
+        }
+        counted.iter().for_each(|cluster| {
+            raised.remove(cluster);
+        });
+        Ok(())
+    }
+
+    /// Where the count of a cluster is: the offset of its block's entry in the table, and the bit in the block.
+    fn place(&self, cluster: u64) -> (u64, u64) {
+        let per_block = (self.cluster() * 8) >> self.count_order;
+        (
+            cluster / per_block * ENTRY,
+            (cluster % per_block) << self.count_order,
+        )
+    }
+}
+
+/// Makes a count 1 if it is 0; returns whether it was. `bit` is its place in the first byte.
+fn raise(count: &mut [u8], bit: u64, order: u32) -> bool {
+    let (is_zero, one) = match order {
+        0..3 => {
+            let mask = (1_u16 << (1 << order)) - 1;
+            (u16::from(count[0]) & mask << bit == 0, 1 << bit)
+        }
+        _ => (count.iter().all(|byte| *byte == 0), 1),
+    };
+    if is_zero && let Some(last) = count.last_mut() {
+        *last |= one;
+    }
+    is_zero
 }
 
 /// The cluster that an L2 entry refers to, if the library may have made it do so.
@@ -591,11 +668,12 @@ impl Storage for CountedFile {
             // SAFETY: the caller's promises are the same.
             return unsafe { self.file.pure_writev(bufv, offset) };
         };
-        let mut bytes = vec![0; len as usize];
-        bufv.copy_into_slice(&mut bytes);
-        // SAFETY: the caller's promises are the same.
-        let write = || unsafe { self.file.pure_writev(bufv, offset) };
-        tables.write(offset, &bytes, write)
+        let mut buffer = IoBuffer::new(len as usize, self.file.mem_align())?;
+        bufv.copy_into_slice(buffer.as_mut().into_slice());
+        tables.write(offset, buffer, |buffer| {
+            // SAFETY: the caller's promises are the same, and the buffer is aligned.
+            unsafe { self.file.pure_writev(buffer.into(), offset) }
+        })
     }
 
     unsafe fn pure_write_zeroes(&self, offset: u64, length: u64) -> io::Result<()> {

@@ -12,7 +12,7 @@ use std::{
 };
 
 use device_model::memory::GuestRam;
-use imago::format::PreallocateMode;
+use imago::{StorageExt, format::PreallocateMode};
 use tempfile::TempDir;
 use vm_memory::{Bytes, GuestAddress};
 
@@ -196,6 +196,58 @@ fn tables_that_an_earlier_version_left_without_a_count_are_mended_and_shared_one
     let error = try_open(&path).err().unwrap().to_string();
     assert!(error.contains("name the same L2 table"), "{error}");
     assert!(error.contains("qemu-img check -r all"), "{error}");
+}
+
+/// The image's storage, as the library has it.
+fn storage(image: &Qcow2Image, path: &Path) -> CountedFile {
+    let file = File::options().read(true).write(true).open(path).unwrap();
+    let options = StorageOpenOptions::new().filename(path).write(true);
+    let file = imago::file::File::from_open_file(file, options).unwrap();
+    CountedFile::new(file, image.tables.clone())
+}
+
+#[test]
+fn a_table_that_could_not_be_named_fails_all_later_flushes() {
+    let folder = folder();
+    let path = folder.path().join("disk");
+    create(&path, 8 << 30, 65536);
+    let image = open(&path);
+    write(&image, 0, &[1; 65536]);
+    image.flush().unwrap();
+    let file = File::open(&path).unwrap();
+    let mut l1 = [0; 8];
+    file.read_exact_at(&mut l1, 40).unwrap();
+    let second = u64::from_be_bytes(l1) + 8;
+    // There is no place for its count.
+    let entry = (COPIED | 1 << 40).to_be_bytes();
+    let storage = storage(&image, &path);
+    storage.write(&entry[..], second).unwrap_err();
+    file.read_exact_at(&mut l1, second).unwrap();
+    assert_eq!(l1, [0; 8]);
+    image.flush().unwrap_err();
+}
+
+#[test]
+fn an_older_copy_of_counts_does_not_take_back_what_was_raised() {
+    let folder = folder();
+    let path = folder.path().join("disk");
+    create(&path, 8 << 30, 65536);
+    let image = open(&path);
+    let file = File::options().read(true).write(true).open(&path).unwrap();
+    let word = |at: u64| {
+        let mut bytes = [0; 8];
+        file.read_exact_at(&mut bytes, at).unwrap();
+        u64::from_be_bytes(bytes)
+    };
+    let counts = word(word(48));
+    let mut older = vec![0; 65536];
+    file.read_exact_at(&mut older, counts).unwrap();
+    write(&image, 4 << 30, &[1; 65536]);
+    storage(&image, &path).write(&older, counts).unwrap();
+    check(&killed(&path), "an older copy of counts");
+    image.flush().unwrap();
+    drop(image);
+    check(&path, "closed");
 }
 
 /// The bit of an L1 entry that its table has no other user.

@@ -245,9 +245,7 @@ impl Transport {
     /// that cannot wait call [`Transport::quiesce`] first.
     pub(super) fn shut(&self) {
         let mut registers = self.lock();
-        if matches!(registers.run, Run::Active(_))
-            && let Err(error) = registers.device.quiesce(PAUSE_PATIENCE)
-        {
+        if let Err(error) = registers.quiesce(PAUSE_PATIENCE) {
             log::error!("{error}; waiting for it, which only the end of this process cuts short");
         }
         registers.reset();
