@@ -414,7 +414,8 @@ impl Server {
         self.log_objects(&mut self.empty_log()).map(drop)
     }
 
-    /// Writes to the log what it does not contain yet.
+    /// Writes to the log what it does not contain yet. A kernel whose build is not told comes later: of which build it is
+    /// may change.
     pub(super) fn log_objects(&self, log: &mut Log) -> Result<AllNames, Immovable> {
         if !self.backend.svm.is_empty() {
             return lost("it has shared virtual memory");
@@ -458,6 +459,9 @@ impl Server {
             Ok(log.program(&program.record)?.0)
         })?;
         let kernels = names(&backend.kernels, |birth, kernel| {
+            if kernel.is_untold {
+                return Ok(u32::MAX);
+            }
             let program = log.program(&kernel.program)?;
             let (number, is_new) = log.kernels.number(birth);
             if is_new {
@@ -491,6 +495,9 @@ impl Server {
             Some(known) => known.into_parts()?,
             None => (self.empty_log(), Copies::default(), Written::all()),
         };
+        if self.backend.kernels.iter().any(|kernel| kernel.is_untold) {
+            return Err(Immovable::Has("its programs are being built".to_owned()));
+        }
         let all = self.log_objects(&mut log)?;
         let (arguments, refused) = self.arguments()?;
         let (events, failed_events) = self.events(&mut log)?;

@@ -701,6 +701,59 @@ fn an_application_stays_whose_programs_have_variables() {
     assert!(why.contains("variables at program scope"), "{why}");
 }
 
+#[test]
+fn a_kernel_that_a_round_meets_before_its_build_is_told_is_of_that_build() {
+    let (mut server, ..) = testing::server();
+    let build = |options: &[u8]| {
+        Request::BuildProgram(BuildProgram {
+            id: ProgramId(0),
+            devices: Vec::new(),
+            options: Blob(options.to_vec()),
+            folders: 0,
+            included: Vec::new(),
+        })
+    };
+    for request in [
+        call(0, 0, 0, 0),
+        Request::CreateProgram(CreateProgram {
+            id: ProgramId(0),
+            context: ContextId(0),
+            origin: ProgramOrigin::Source(Blob(b"kernel void k() {}".to_vec())),
+        }),
+        build(b"-DA"),
+    ] {
+        carry_out(&mut server, request);
+    }
+    testing::carry_out(&mut server, build(b"-DB"));
+    // The driver has ended the build once its thread has let go of the program; the thread tells then.
+    while server.backend.programs.get(0).unwrap().builds.any() {
+        std::thread::yield_now();
+    }
+    let create = CreateKernel {
+        id: KernelId(0),
+        program: ProgramId(0),
+        name: Blob(b"k".to_vec()),
+    };
+    testing::carry_out(&mut server, Request::CreateKernel(create));
+    assert!(server.backend.kernels.get(0).unwrap().is_untold);
+    let (mut new, ..) = testing::server();
+    let image = file();
+    let writer = Writer::new(image.try_clone().unwrap());
+    let (known, copying) = server.precopy_objects(None, writer).unwrap();
+    copying().unwrap();
+    new.prepare(image, false).unwrap();
+    while server.backend.building > 0 {
+        server.notices().unwrap();
+    }
+    let new = with_rest(&mut server, Some(known), new);
+    let kernel = new.backend.kernels.get(0).unwrap();
+    let built = kernel.program.built.as_ref().unwrap();
+    let crate::records::Build::Whole(call) = &built.call else {
+        panic!("it was built as a whole");
+    };
+    assert_eq!(call.options.0, b"-DB");
+}
+
 /// A server with a context, a user event without a status, and a buffer.
 fn with_objects() -> Served {
     let mut served = Served::new();
