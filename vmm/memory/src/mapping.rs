@@ -1,13 +1,9 @@
 //! Host memory behind guest RAM.
 
 use std::{
-    ffi::CString,
     fs::{File, OpenOptions},
     io,
-    os::{
-        fd::AsRawFd,
-        unix::{ffi::OsStrExt, fs::OpenOptionsExt},
-    },
+    os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
     path::{Path, PathBuf},
     ptr::NonNull,
     sync::Arc,
@@ -549,17 +545,15 @@ fn file_system(file: &File) -> (FileSystem, u64) {
 
 /// Whether a file, or one that is yet to be created, is on hugetlbfs: its pages are huge, whatever was asked for.
 pub fn is_on_hugetlbfs(path: &Path) -> bool {
-    let kind = |path: &Path| {
-        let path = CString::new(path.as_os_str().as_bytes()).ok()?;
-        // SAFETY: all zeroes are a valid value of this plain struct.
-        let mut stat: libc::statfs = unsafe { std::mem::zeroed() };
-        // SAFETY: the string and the struct outlive the call.
-        let result = unsafe { libc::statfs(path.as_ptr(), &raw mut stat) };
-        (result == 0).then_some(stat.f_type)
+    // Nothing is opened but the name, so that nothing can block.
+    let is_huge = |path: &Path| {
+        let mut options = std::fs::OpenOptions::new();
+        let named = options.read(true).custom_flags(libc::O_PATH).open(path);
+        Some(file_system(&named.ok()?).0 == FileSystem::Hugetlbfs)
     };
     // Until the file is there, its folder says.
-    let found = kind(path).or_else(|| kind(path.parent()?));
-    found == Some(libc::HUGETLBFS_MAGIC)
+    let found = is_huge(path).or_else(|| is_huge(path.parent()?));
+    found == Some(true)
 }
 
 /// The host's default huge page size in bytes (`Hugepagesize` of /proc/meminfo).
