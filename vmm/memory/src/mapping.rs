@@ -569,6 +569,8 @@ fn default_hugepage_size() -> u64 {
 
 #[cfg(test)]
 mod tests {
+    use std::{ffi::CString, os::unix::ffi::OsStrExt};
+
     use super::*;
 
     #[test]
