@@ -107,7 +107,11 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
     };
     let elsewhere = program.with_extension("alone");
     fs::create_dir_all(&elsewhere)?;
-    let alone = elsewhere.join(program.file_name().context("a folder is no program")?);
+    let alone = elsewhere.join(
+        program
+            .file_name()
+            .context("invalid program: its path has no file name")?,
+    );
     fs::copy(program, &alone)?;
     let beside = told(program)?;
     let counts = (functions.len(), named(&beside), named(&told(&alone)?));
@@ -124,7 +128,9 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
 /// Copies a program without its debug information, and the latter as `NAME.debug`. The program links to that file, so
 /// Rust's runtime and debuggers find it.
 pub fn split(program: &Path, folder: &Path) -> Result<PathBuf> {
-    let name = program.file_name().context("a folder is no program")?;
+    let name = program
+        .file_name()
+        .context("invalid program: its path has no file name")?;
     let stripped = folder.join(name);
     let mut debug = stripped.clone().into_os_string();
     debug.push(".debug");

@@ -201,7 +201,9 @@ fn gate(sources: &Path, trees: &Trees) -> Result<()> {
 /// Adds a program with its manual pages and completions.
 fn add_program(program: &Path, tree: &Path, place: &str) -> Result<()> {
     copy_into(program, &tree.join(place), 0o755)?;
-    let name = program.file_name().context("a folder is no program")?;
+    let name = program
+        .file_name()
+        .context("invalid program: its path has no file name")?;
     let name = name.to_string_lossy();
     let pages = tree.join("usr/share/man/man1");
     packages::run(Command::new(program).arg("man").arg(&pages))?;

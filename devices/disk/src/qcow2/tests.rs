@@ -285,7 +285,7 @@ fn step(round: u64, thread: u64, number: u64) -> (Step, u64) {
     (step, block)
 }
 
-/// What a step writes to a block, repeatedly. 0 is no step's mark.
+/// What a step writes to a block, repeatedly. No step has the mark 0.
 fn mark(round: u64, number: u64, block: u64) -> u64 {
     round << 56 | (number + 1) << 16 | block
 }
@@ -425,7 +425,7 @@ fn compare(
         for part in 0..2 {
             assert!(
                 possible.iter().any(|it| it[part] == now[part]),
-                "round {round}, block {block}: {now:x?} is none of {possible:x?}"
+                "round {round}, block {block}: {now:x?}, expected one of {possible:x?}"
             );
         }
         before.insert(block, now);
