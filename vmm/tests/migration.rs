@@ -341,7 +341,7 @@ fn a_guest_moves_on_without_losing_or_repeating_anything() {
     );
     let (mut third, copied) = second.move_to(dir.path(), "third", &["--verify"]);
     assert!(copied["sent_bytes"].as_u64().unwrap() > 256 * 4096);
-    let slow = ["--bandwidth", "1M", "--max-throttle", "50"];
+    let slow = ["--bandwidth", "1M", "--max-throttle", "99"];
     let (mut fourth, limited) = third.move_to(dir.path(), "fourth", &slow);
     println!("handed over: {handed}\ncopied: {copied}\nlimited: {limited}");
     fourth.until("it counts on", |vmm| vmm.printed().len() > 1000);

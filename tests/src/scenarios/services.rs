@@ -110,7 +110,7 @@ fn served_by_agent(guest: &mut Guest) -> Result<()> {
     let process = main_process(guest, "gantry-agent")?;
     let status = guest.run(&format!("cat /proc/{process}/status"))?;
     ensure!(
-        status.contains("NoNewPrivs:\t1") && status.contains("CapBnd:\t0000000000220003"),
+        status.contains("NoNewPrivs:\t1") && status.contains("CapBnd:\t00000000002a0003"),
         "{status}"
     );
     has_interrupts(guest)?;
