@@ -32,7 +32,6 @@ use devices::{
     },
     disk::Scope,
     thread::{ThreadRole, ThreadSpawner},
-    virtio::blk::Handle,
 };
 use vmm_api::{
     ApiError, ReceiveMigration, Reply, Request, ResolveMigration, Response, RunsAt, SendMigration,
@@ -323,13 +322,13 @@ impl Leaving {
     fn flush_disks(&self) -> Result<(), String> {
         /// Interval for looking at whether the migration is cancelled.
         const LOOK: Duration = Duration::from_millis(20);
-        let disks = self.on_machine(|machine| Ok(machine.devices().disk_handles()))?;
+        let disks = self.on_machine(|machine| Ok(machine.devices().disk_flushes()))?;
         if disks.is_empty() {
             return Ok(());
         }
         let (sender, flushed) = mpsc::sync_channel(1);
         let flush = move || {
-            let all = disks.iter().try_for_each(Handle::flush);
+            let all = disks.into_iter().try_for_each(|flush| flush());
             // Nobody waits after a cancellation.
             let _ = sender.send(all);
         };

@@ -113,7 +113,7 @@ impl Core {
         let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         let mut offset = memory_at;
         for region in regions {
-            memory_file::write_memory(&file, offset, &region.mapping, self.untouched, writing)?;
+            memory_file::write_memory(&file, offset, &region.mapping, &self.untouched, writing)?;
             offset += region.mapping.size() as u64;
         }
         file.set_len(offset)?;
@@ -324,7 +324,7 @@ mod tests {
             path: path.to_owned(),
             notes: Vec::new(),
             regions: Vec::new(),
-            untouched: Untouched::Skip,
+            untouched: Untouched::Skip(None),
         }
     }
 

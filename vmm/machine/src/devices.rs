@@ -735,9 +735,9 @@ impl Devices {
         Ok(())
     }
 
-    /// The disks, for a thread that does not keep them longer than a migration takes.
-    pub fn disk_handles(&self) -> Vec<devices::virtio::blk::Handle> {
-        self.disks().map(|(_, disk)| disk.clone()).collect()
+    /// What flushes each disk, for another thread.
+    pub fn disk_flushes(&self) -> Vec<devices::virtio::blk::Flush> {
+        self.disks().map(|(_, disk)| disk.flush()).collect()
     }
 
     /// Pauses all devices.

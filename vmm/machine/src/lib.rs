@@ -64,7 +64,7 @@ use arch::{
 };
 use hypervisor::Vm;
 use vmm_config::{AccelServerConfig, CpusConfig, Device, HotplugMethod, VmConfig};
-use vmm_memory::{ExtraMemory, Ram, Region, RegionKind};
+use vmm_memory::{ExtraMemory, Ram, Region, RegionKind, data::Pagemap};
 use vmm_snapshot::{lazy::LazyRestore, memory_file::Untouched};
 
 use self::{
@@ -435,7 +435,7 @@ impl Machine {
     fn untouched(&self) -> Untouched {
         match self.is_loading() {
             true => Untouched::Read,
-            false => Untouched::Skip,
+            false => Untouched::Skip(Pagemap::open()),
         }
     }
 

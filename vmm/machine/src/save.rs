@@ -109,7 +109,7 @@ pub struct Image {
     config: VmConfig,
     regions: Vec<Region>,
     untouched: Untouched,
-    disks: Vec<blk::Handle>,
+    disks: Vec<blk::Flush>,
 }
 
 impl Image {
@@ -122,14 +122,12 @@ impl Image {
     /// there must be room for both.
     pub fn write(mut self, saving: Saving, writing: &Writing) -> Result<(), MachineError> {
         // The guest that is restored has seen its writes completed.
-        let disks = std::mem::take(&mut self.disks);
-        let flushed = disks.iter().try_for_each(blk::Handle::flush);
-        // Another machine may open their images while memory is written.
-        drop(disks);
+        let mut disks = std::mem::take(&mut self.disks).into_iter();
+        let flushed = disks.try_for_each(|flush| flush());
         flushed.map_err(MachineError::FlushDisks)?;
         let Saving { staged, directory } = saving;
         let memory = staged.path(vmm_snapshot::MEMORY);
-        self.state.memory = memory_file::write(&memory, &self.regions, self.untouched, writing)?;
+        self.state.memory = memory_file::write(&memory, &self.regions, &self.untouched, writing)?;
         let config_path = staged.path(vmm_snapshot::CONFIG);
         let text = serde_json::to_vec_pretty(&self.config).map_err(io::Error::from);
         text.and_then(|text| {
@@ -161,7 +159,7 @@ impl Machine {
             config: config.clone(),
             regions: self.ram.regions().to_vec(),
             untouched: self.untouched(),
-            disks: self.devices.disk_handles(),
+            disks: self.devices.disk_flushes(),
         })
     }
 

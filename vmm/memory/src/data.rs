@@ -7,22 +7,67 @@ use super::{Mapping, mapping::FileSystem};
 /// Number of bytes that are compared with zero at once.
 const STEP: usize = 64 << 10;
 
-/// Number of bytes of huge pages that are examined at a time: what is not mapped has to be read.
-const HUGE_WINDOW: usize = 256 << 20;
+/// Number of bytes that are examined at a time of huge pages, of which what is not mapped has to be read, and of memory
+/// without a file.
+const WINDOW: usize = 256 << 20;
+
+/// Size of a page in bytes.
+const PAGE: usize = 4096;
+
+/// Which pages this process has: `/proc/self/pagemap`.
+#[derive(Debug)]
+pub struct Pagemap(File);
+
+impl Pagemap {
+    /// `None` if the process may not read it, as one that Landlock restricts.
+    pub fn open() -> Option<Self> {
+        File::open("/proc/self/pagemap").ok().map(Self)
+    }
+
+    /// The pages in a range of a mapping that are in memory or swapped out.
+    fn pages(&self, mapping: &Mapping, within: Range<usize>) -> Option<Vec<Range<usize>>> {
+        let (first, end) = (within.start / PAGE, within.end.div_ceil(PAGE));
+        let mut entries = vec![0; (end - first) * 8];
+        let at = mapping.address() as usize / PAGE + first;
+        self.0.read_exact_at(&mut entries, at as u64 * 8).ok()?;
+        let mut parts: Vec<Range<usize>> = Vec::new();
+        for (page, entry) in (first..).zip(entries.chunks_exact(8)) {
+            // Bit 63: present. Bit 62: swapped out.
+            if entry[7] & 0xc0 == 0 {
+                continue;
+            }
+            let page = (page * PAGE).max(within.start)..((page + 1) * PAGE).min(within.end);
+            match parts.last_mut() {
+                Some(last) if last.end == page.start => last.end = page.end,
+                _ => parts.push(page),
+            }
+        }
+        Some(parts)
+    }
+}
 
 /// How much of a mapping should be examined at a time ([`touched`]), so that cancelling does not wait for long. tmpfs
 /// goes through everything up to the next hole at each call, whatever range is asked for: all of it is examined at once.
 pub fn window(mapping: &Mapping) -> usize {
+    if mapping.file().is_none() {
+        return WINDOW;
+    }
     match mapping.file_system() {
-        FileSystem::Hugetlbfs => HUGE_WINDOW,
+        FileSystem::Hugetlbfs => WINDOW,
         FileSystem::Tmpfs | FileSystem::Other => mapping.size(),
     }
 }
 
 /// The parts of a range of memory that may contain other bytes than zero, found without allocating memory; `None` if
-/// this cannot be told, and all of it has to be read.
-pub fn touched(mapping: &Mapping, within: Range<usize>) -> Option<Vec<Range<usize>>> {
-    let file = mapping.file()?;
+/// this cannot be told, and all of it has to be read. Of memory without a file, `pagemap` tells it.
+pub fn touched(
+    mapping: &Mapping,
+    within: Range<usize>,
+    pagemap: Option<&Pagemap>,
+) -> Option<Vec<Range<usize>>> {
+    let Some(file) = mapping.file() else {
+        return pagemap?.pages(mapping, within);
+    };
     match mapping.file_system() {
         FileSystem::Tmpfs if mapping.is_shared() => in_file(mapping, file, within),
         FileSystem::Hugetlbfs => Some(huge_pages(mapping, file, within)),
@@ -52,13 +97,14 @@ impl Search {
         &mut self,
         mapping: &Mapping,
         within: Range<usize>,
+        pagemap: Option<&Pagemap>,
     ) -> Option<Vec<Range<usize>>> {
         match mapping.file_system() {
             FileSystem::Tmpfs if mapping.is_shared() => {
                 self.in_file(mapping, mapping.file()?, within).ok()
             }
             FileSystem::Tmpfs | FileSystem::Hugetlbfs | FileSystem::Other => {
-                touched(mapping, within)
+                touched(mapping, within, pagemap)
             }
         }
     }
@@ -106,7 +152,7 @@ impl Search {
 pub fn initial(mapping: &Mapping) -> Option<Vec<Range<usize>>> {
     match mapping.file_system() {
         FileSystem::Tmpfs => in_file(mapping, mapping.file()?, 0..mapping.size()),
-        FileSystem::Hugetlbfs | FileSystem::Other => touched(mapping, 0..mapping.size()),
+        FileSystem::Hugetlbfs | FileSystem::Other => touched(mapping, 0..mapping.size(), None),
     }
 }
 
@@ -240,7 +286,7 @@ mod tests {
             let mapping = Mapping::new(4 << 20, &backing, 0).unwrap();
             write(&mapping, 2 * MIB);
             let is_tmpfs = mapping.file_system() == FileSystem::Tmpfs;
-            let parts = touched(&mapping, MIB..4 * MIB);
+            let parts = touched(&mapping, MIB..4 * MIB, None);
             assert_eq!(
                 parts.is_some(),
                 is_known || is_tmpfs && shared,
@@ -251,6 +297,27 @@ mod tests {
                 assert_eq!(starts, [2 * MIB], "{folder:?}");
             }
         }
+    }
+
+    #[test]
+    fn private_memory_that_was_never_touched_stays_so() {
+        let mapping = Mapping::new(64 << 20, &Backing::default(), 0).unwrap();
+        write(&mapping, 3 * MIB + 9);
+        let pagemap = Pagemap::open().unwrap();
+        let parts = |within| touched(&mapping, within, Some(&pagemap)).unwrap();
+        let all = parts(0..mapping.size());
+        // A page, or a huge one.
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(
+            all[0].contains(&(3 * MIB)) && all[0].len() <= 2 * MIB,
+            "{all:?}"
+        );
+        assert_eq!(
+            parts(3 * MIB + 5..3 * MIB + 7),
+            slice::from_ref(&(3 * MIB + 5..3 * MIB + 7))
+        );
+        assert!(parts(4 * MIB..mapping.size()).is_empty());
+        assert_eq!(touched(&mapping, 0..MIB, None), None);
     }
 
     /// Shared memory of tmpfs.
@@ -266,7 +333,6 @@ mod tests {
 
     #[test]
     fn a_search_by_ranges_finds_what_one_of_all_memory_does() {
-        const PAGE: usize = 4096;
         const PAGES: usize = 64;
         let mut random = 7_u64;
         for _ in 0..200 {
@@ -285,13 +351,13 @@ mod tests {
                     write(&mapping, page * PAGE);
                 }
             }
-            let all = touched(&mapping, 0..PAGES * PAGE).unwrap();
+            let all = touched(&mapping, 0..PAGES * PAGE, None).unwrap();
             let step = PAGE * (1 + bit() as usize);
             let mut search = Search::default();
             let mut found: Vec<Range<usize>> = Vec::new();
             for start in (0..PAGES * PAGE).step_by(step) {
                 let within = start..(PAGES * PAGE).min(start + step);
-                for part in search.touched(&mapping, within.clone()).unwrap() {
+                for part in search.touched(&mapping, within.clone(), None).unwrap() {
                     assert!(within.start <= part.start && part.end <= within.end);
                     match found.last_mut() {
                         Some(last) if last.end == part.start => last.end = part.end,
@@ -311,19 +377,24 @@ mod tests {
         let mapping = shared(8 * UNIT);
         write(&mapping, 0);
         let mut search = Search::default();
-        assert_eq!(search.touched(&mapping, 0..UNIT).unwrap().len(), 1);
-        assert!(search.touched(&mapping, UNIT..2 * UNIT).unwrap().is_empty());
+        assert_eq!(search.touched(&mapping, 0..UNIT, None).unwrap().len(), 1);
+        assert!(
+            search
+                .touched(&mapping, UNIT..2 * UNIT, None)
+                .unwrap()
+                .is_empty()
+        );
         // Behind the hole, and in front of data that was there before.
         write(&mapping, 3 * UNIT);
-        let parts = search.touched(&mapping, 2 * UNIT..4 * UNIT).unwrap();
+        let parts = search.touched(&mapping, 2 * UNIT..4 * UNIT, None).unwrap();
         assert_eq!((parts.len(), parts[0].start), (1, 3 * UNIT));
         write(&mapping, 5 * UNIT);
         write(&mapping, 4 * UNIT);
-        let parts = search.touched(&mapping, 4 * UNIT..8 * UNIT).unwrap();
+        let parts = search.touched(&mapping, 4 * UNIT..8 * UNIT, None).unwrap();
         let starts: Vec<_> = parts.iter().map(|part| part.start).collect();
         assert_eq!(starts, [4 * UNIT, 5 * UNIT]);
         // It may begin anywhere.
-        assert_eq!(search.touched(&mapping, 0..UNIT).unwrap().len(), 1);
+        assert_eq!(search.touched(&mapping, 0..UNIT, None).unwrap().len(), 1);
     }
 
     /// Memory of huge pages; `None`, and a word about it, if the host has none.
@@ -364,7 +435,7 @@ mod tests {
             let before = taken(&mapping);
             assert_eq!(before.1, 1);
             // A page begins before the range that is asked for.
-            let parts = touched(&mapping, MIB..6 * MIB).unwrap();
+            let parts = touched(&mapping, MIB..6 * MIB, None).unwrap();
             assert_eq!(parts, slice::from_ref(&(2 * MIB..4 * MIB)));
             assert_eq!(taken(&mapping), before);
         }
@@ -383,7 +454,7 @@ mod tests {
         let file = mapping.file().unwrap().try_clone().unwrap();
         let others = Mapping::given(6 << 20, &backing, 0, file).unwrap();
         write(&others, 5 * MIB);
-        let parts = touched(&mapping, 0..6 * MIB).unwrap();
+        let parts = touched(&mapping, 0..6 * MIB, None).unwrap();
         assert_eq!(parts, slice::from_ref(&(4 * MIB..6 * MIB)));
     }
 }

@@ -2,10 +2,8 @@
 
 use std::{
     arch::x86_64::{__m128i, _mm_cmpeq_epi8, _mm_movemask_epi8, _mm_or_si128, _mm_setzero_si128},
-    fs::File,
     mem,
     ops::Range,
-    os::unix::fs::FileExt,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,7 +13,10 @@ use std::{
 use hypervisor::{DirtyLog, dirty_log::BLOCK_PAGES};
 use vm_memory::VolatileSlice;
 use vmm_machine::moving::MovingRegion;
-use vmm_memory::{Backing, Mapping, data};
+use vmm_memory::{
+    Backing, Mapping,
+    data::{self, Pagemap},
+};
 
 use super::{
     Error, Result,
@@ -117,7 +118,7 @@ struct Watched {
 pub struct Departing {
     regions: Vec<Watched>,
     /// Shows which pages of private memory have ever been touched.
-    pagemap: Option<File>,
+    pagemap: Option<Pagemap>,
     contents: Vec<u8>,
     /// The lanes that carry the pages, if there are any.
     lanes: Lanes,
@@ -136,7 +137,7 @@ struct Batch {
 
 impl Departing {
     /// Starts tracking writes to all RAM. `pagemap` is this process's `/proc/self/pagemap`, if it is readable.
-    pub fn watch(regions: Vec<MovingRegion>, pagemap: Option<File>) -> Result<Self> {
+    pub fn watch(regions: Vec<MovingRegion>, pagemap: Option<Pagemap>) -> Result<Self> {
         let mut watched = Vec::new();
         for moving in regions {
             let guest_log = moving.watch()?;
@@ -353,24 +354,15 @@ impl Departing {
     ) -> Option<Vec<bool>> {
         let region = &self.regions[index].region;
         let count = (pages.end - pages.start) as usize;
-        if region.mapping.file().is_some() {
-            let bytes = |page: u64| (page * PAGE) as usize;
-            let mut there = vec![false; count];
-            let within = bytes(pages.start)..bytes(pages.end);
-            for part in search.touched(&region.mapping, within)? {
-                let first = part.start / PAGE as usize - pages.start as usize;
-                let end = part.end.div_ceil(PAGE as usize) - pages.start as usize;
-                there[first..end].fill(true);
-            }
-            return Some(there);
+        let bytes = |page: u64| (page * PAGE) as usize;
+        let mut there = vec![false; count];
+        let within = bytes(pages.start)..bytes(pages.end);
+        for part in search.touched(&region.mapping, within, self.pagemap.as_ref())? {
+            let first = part.start / PAGE as usize - pages.start as usize;
+            let end = part.end.div_ceil(PAGE as usize) - pages.start as usize;
+            there[first..end].fill(true);
         }
-        let pagemap = self.pagemap.as_ref()?;
-        let mut entries = vec![0; count * 8];
-        let first = region.mapping.address() as u64 / PAGE + pages.start;
-        pagemap.read_exact_at(&mut entries, first * 8).ok()?;
-        // Bit 63: present. Bit 62: swapped out.
-        let is_there = |entry: &[u8]| entry[7] & 0xc0 != 0;
-        Some(entries.chunks_exact(8).map(is_there).collect())
+        Some(there)
     }
 
     /// A hash of all RAM, which must not be written meanwhile.

@@ -10,6 +10,7 @@ use std::{
 
 use devices::{accel::left::Application, disk::Scope};
 use vmm_machine::moving::MovingRegion;
+use vmm_memory::data::Pagemap;
 
 use super::{
     Error, Result, archive,
@@ -56,7 +57,7 @@ pub trait Owner: Send {
         self.start(body)
     }
     /// Starts tracking writes to RAM.
-    fn watch(&mut self, pagemap: Option<File>) -> Result<Departing> {
+    fn watch(&mut self, pagemap: Option<Pagemap>) -> Result<Departing> {
         Departing::watch(self.ram(), pagemap)
     }
     /// Drains the guest's outstanding requests while the VM runs. May be called repeatedly. The VM continues normally
@@ -274,7 +275,7 @@ pub struct Source<'a> {
     wishes: Wishes,
     progress: Progress,
     began: Instant,
-    pagemap: Option<File>,
+    pagemap: Option<Pagemap>,
     contents: Vec<u8>,
     copies: Copies,
     /// The first round after outstanding requests were drained, if the guest has written memory during that.
@@ -295,7 +296,7 @@ impl<'a> Source<'a> {
         offer: Offer,
         wishes: Wishes,
         progress: Progress,
-        pagemap: Option<File>,
+        pagemap: Option<Pagemap>,
     ) -> Self {
         connection.stall = wishes.stall;
         Self {

@@ -44,7 +44,7 @@ use super::{
 };
 use vmm_config::{AccelConfig, VmConfig};
 use vmm_machine::moving::MovingRegion;
-use vmm_memory::{Backing, Mapping};
+use vmm_memory::{Backing, Mapping, data::Pagemap};
 
 const SIZE: usize = 4 << 20;
 
@@ -131,7 +131,7 @@ impl Owner for Here {
         Ok(())
     }
 
-    fn watch(&mut self, _pagemap: Option<File>) -> Result<Departing> {
+    fn watch(&mut self, _pagemap: Option<Pagemap>) -> Result<Departing> {
         Ok(self.memory.take().unwrap())
     }
 

@@ -16,7 +16,10 @@ use std::{
 
 use base::regular_file::{self, Links};
 use serde::{Deserialize, Serialize};
-use vmm_memory::{Mapping, Ram, Region, data};
+use vmm_memory::{
+    Mapping, Ram, Region,
+    data::{self, Pagemap},
+};
 
 use super::writing::Writing;
 
@@ -98,7 +101,7 @@ fn bytes(mapping: &Mapping) -> &[u8] {
 pub fn write(
     path: &Path,
     regions: &[Region],
-    untouched: Untouched,
+    untouched: &Untouched,
     writing: &Writing,
 ) -> Result<Vec<MemoryRange>, MemoryFileError> {
     let failed = |action| {
@@ -149,10 +152,10 @@ pub fn total(regions: &[Region]) -> u64 {
 }
 
 /// Whether memory that has never been touched may be left out without looking at it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Debug)]
 pub enum Untouched {
-    /// It reads as zeroes, but looking at it would allocate it.
-    Skip,
+    /// It reads as zeroes, but looking at it would allocate it, or page tables for it.
+    Skip(Option<Pagemap>),
     /// It may be data that is still being restored on demand.
     Read,
 }
@@ -162,7 +165,7 @@ pub fn write_memory(
     file: &File,
     offset: u64,
     mapping: &Mapping,
-    untouched: Untouched,
+    untouched: &Untouched,
     writing: &Writing,
 ) -> io::Result<()> {
     let bytes = bytes(mapping);
@@ -176,7 +179,7 @@ pub fn write_memory(
     for start in (0..bytes.len()).step_by(step) {
         let window = start..bytes.len().min(start + step);
         let parts = match untouched {
-            Untouched::Skip => data::touched(mapping, window.clone()),
+            Untouched::Skip(pagemap) => data::touched(mapping, window.clone(), pagemap.as_ref()),
             Untouched::Read => None,
         };
         let mut done = start;
@@ -560,7 +563,7 @@ mod tests {
         let before = allocated();
         let out = tempfile::tempfile().unwrap();
         let writing = Writing::new(64 << 20);
-        write_memory(&out, 4096, &mapping, Untouched::Skip, &writing).unwrap();
+        write_memory(&out, 4096, &mapping, &Untouched::Skip(None), &writing).unwrap();
         assert_eq!(writing.bytes(), (64 << 20, 64 << 20));
         assert_eq!(allocated(), before, "looking at memory has allocated it");
         out.set_len(4096 + (64 << 20)).unwrap();

@@ -121,6 +121,9 @@ impl Drop for WorkCount {
     }
 }
 
+/// Flushes a disk. Blocks.
+pub type Flush = Box<dyn FnOnce() -> io::Result<()> + Send>;
+
 /// Controls a device while it is plugged in. The handle keeps the image open and locked: drop it
 /// together with the device.
 #[derive(Clone)]
@@ -153,11 +156,10 @@ impl Handle {
         self.shared.with_disk(|disk| disk.unlock())
     }
 
-    /// Flushes all completed writes to stable storage. Blocks.
-    pub fn flush(&self) -> io::Result<()> {
-        // Without the device's lock: other threads need it meanwhile.
-        let flush = self.shared.with_disk(|disk| disk.flush());
-        flush()
+    /// What flushes all completed writes to stable storage, which may take for ever: it keeps neither the image's lock
+    /// nor the device's.
+    pub fn flush(&self) -> Flush {
+        Box::new(self.shared.with_disk(|disk| disk.flush()))
     }
 
     /// Whether the image is locked exclusively while it is in use, with a lock that is visible at

@@ -21,4 +21,4 @@ mod tests;
 
 pub use device_model::throttle::SharedRateLimiter;
 
-pub use device::{Blk, Error, Handle, Options, State};
+pub use device::{Blk, Error, Flush, Handle, Options, State};

@@ -11,7 +11,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs::File,
     thread,
     time::{Duration, Instant},
 };
@@ -23,6 +22,7 @@ use vmm_api::{
 };
 use vmm_config::{AccelConfig, Device, DeviceConfig, HasCommonConfig, VmConfig};
 use vmm_machine::{Machine, kinds::Handle};
+use vmm_memory::data::Pagemap;
 use vmm_migration::{
     Error, Result,
     connection::Connection,
@@ -260,7 +260,7 @@ impl Leaving {
         &mut self,
         offer: Offer,
         wishes: Wishes,
-        pagemap: Option<File>,
+        pagemap: Option<Pagemap>,
         progress: &Progress,
     ) -> Outcome {
         let (url, tls) = &wishes.to;

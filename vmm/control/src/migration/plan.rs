@@ -1,12 +1,13 @@
 //! Plans a migration from a request: the offer to the destination, the parameters of the transfer, and what stays here.
 
-use std::{fs::File, path::PathBuf, time::Duration};
+use std::{path::PathBuf, time::Duration};
 
 use base::paths::TUNNEL_SOCKET;
 use devices::accel::rounds::Copied;
 use vmm_api::{AccelMigration, ApiError, MigrationMode, SendMigration, Status, TimeoutStrategy};
 use vmm_config::{AccelConfig, AccelVia, VmConfig};
 use vmm_machine::{Machine, applications, moving::MovingRegion};
+use vmm_memory::data::Pagemap;
 use vmm_migration::{
     connection::{Address, STALL},
     lanes::MOST,
@@ -26,7 +27,7 @@ use super::{
 pub(super) struct Plan {
     pub(super) offer: Offer,
     pub(super) wishes: Wishes,
-    pub(super) pagemap: Option<File>,
+    pub(super) pagemap: Option<Pagemap>,
     pub(super) leaves: Leaves,
 }
 
@@ -88,7 +89,7 @@ pub(super) fn make(
         offer,
         wishes: wishes(request, machine.last_move().unwrap_or(FIXED)),
         // Landlock may hide it; then every page is examined.
-        pagemap: File::open("/proc/self/pagemap").ok(),
+        pagemap: Pagemap::open(),
         leaves: match request.dry_run {
             true => Leaves::default(),
             false => leaves,
