@@ -21,6 +21,7 @@ mod receive;
 pub mod tap;
 
 pub use device::{Error, Net, Options, State};
+pub use interface::Interface;
 
 #[cfg(test)]
 mod tests;

@@ -3,6 +3,7 @@
 
 use std::path::{Path, PathBuf};
 
+use devices::virtio::net::Interface;
 use serde_json::Value;
 use vmm_api::ReceiveMigration;
 use vmm_config::VmConfig;
@@ -92,6 +93,24 @@ impl Allowed {
             }
         }
         reasons
+    }
+
+    /// Why a configuration names interfaces that would be made here, with addresses that the source has for them.
+    pub(super) fn absent_taps(config: &VmConfig) -> Vec<String> {
+        let taps = config
+            .net
+            .iter()
+            .flatten()
+            .filter_map(|net| net.tap.as_deref());
+        let is_there = |tap: &&str| Interface::new(tap).and_then(|tap| tap.exists());
+        let absent = taps.filter(|tap| !is_there(tap).unwrap_or_default());
+        absent
+            .map(|tap| {
+                format!(
+                    "the destination does not make a tap, and there is no {tap:?}: make it first (ip tuntap add)"
+                )
+            })
+            .collect()
     }
 
     /// Leaves the host's side of network cards as it is here: its addresses and MTU are this host's, not for a source to
@@ -277,6 +296,15 @@ mod tests {
         let reasons = allowed.reasons(&config);
         assert_eq!(reasons.len(), 1, "{reasons:?}");
         assert!(reasons[0].contains("net[1]"), "{reasons:?}");
+    }
+
+    #[test]
+    fn a_tap_that_is_not_there_is_not_made() {
+        let config =
+            json!({"payload": {"kernel": "/k"}, "net": [{"tap": "lo"}, {"tap": "gantry-none"}]});
+        let absent = Allowed::absent_taps(&serde_json::from_value(config).unwrap());
+        assert_eq!(absent.len(), 1, "{absent:?}");
+        assert!(absent[0].contains("gantry-none"), "{absent:?}");
     }
 
     #[test]

@@ -311,6 +311,7 @@ impl Control {
         }
         if let Some(allowed) = Allowed::of(request) {
             reasons.extend(allowed.reasons(&config));
+            reasons.extend(Allowed::absent_taps(&config));
             Allowed::keep_interfaces(&mut config);
         }
         match reasons.is_empty() {

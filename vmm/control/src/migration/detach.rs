@@ -58,6 +58,8 @@ pub(in super::super) struct Leaves {
     physical: Vec<DeviceConfig>,
     accels: Vec<AccelConfig>,
     seats: Vec<Seats>,
+    /// The NUMA nodes, by index, that had one of them as initiator.
+    initiators: Vec<(usize, String)>,
     /// Names of devices that were already being removed before: they do not come back.
     unwanted: BTreeSet<String>,
 }
@@ -80,22 +82,28 @@ pub(super) fn check(request: &SendMigration) -> std::result::Result<(), ApiError
 
 /// Removes physical devices from a configuration, and accelerators if they are to be detached, with all that refers to
 /// them.
-fn take_devices(
-    config: &mut VmConfig,
-    accel: AccelMigration,
-) -> (Vec<DeviceConfig>, Vec<AccelConfig>) {
+fn take_devices(config: &mut VmConfig, accel: AccelMigration) -> Leaves {
     let accels = match accel {
         AccelMigration::Detach => config.accels.take().unwrap_or_default(),
         AccelMigration::Refuse | AccelMigration::Move => Vec::new(),
     };
     let physical = config.devices.take().unwrap_or_default();
     let commons = physical.iter().map(|device| &device.common);
+    let mut initiators = Vec::new();
     for common in commons.chain(accels.iter().map(|accel| &accel.common)) {
         if let Some(id) = &common.id {
+            let nodes = config.numa.iter().flatten().enumerate();
+            let has = nodes.filter(|(_, node)| node.device_id.as_ref() == Some(id));
+            initiators.extend(has.map(|(index, _)| (index, id.clone())));
             config.forget(id);
         }
     }
-    (physical, accels)
+    Leaves {
+        physical,
+        accels,
+        initiators,
+        ..Leaves::default()
+    }
 }
 
 impl Leaves {
@@ -107,24 +115,20 @@ impl Leaves {
         request: &SendMigration,
         reasons: &mut Vec<String>,
     ) -> Self {
-        let (physical, accels) = take_devices(config, request.accel);
-        for device in &physical {
+        let mut leaves = take_devices(config, request.accel);
+        let physical = &leaves.physical;
+        for device in physical {
             reasons.extend(obstacle(device, request.passthrough));
         }
-        let seats = match request.passthrough {
-            PassthroughMigration::Remote => seats(&physical, machine, Seat::Away, reasons),
+        leaves.seats = match request.passthrough {
+            PassthroughMigration::Remote => seats(physical, machine, Seat::Away, reasons),
             PassthroughMigration::Park => {
                 let parked = |devices| Seat::Parked(Some(devices));
-                seats(&physical, machine, parked, reasons)
+                seats(physical, machine, parked, reasons)
             }
             PassthroughMigration::Refuse | PassthroughMigration::Detach => Vec::new(),
         };
-        Self {
-            physical,
-            accels,
-            seats,
-            unwanted: BTreeSet::new(),
-        }
+        leaves
     }
 
     pub(super) fn is_empty(&self) -> bool {
@@ -159,6 +163,17 @@ impl Leaves {
                 && known.tracked.is_some()
             {
                 stayed.tracked = known.tracked;
+            }
+        }
+    }
+
+    /// Makes devices that are back, or have stayed, initiators of their NUMA nodes again.
+    fn initiate_again(&self, vm: &mut VmConfig) {
+        for (index, id) in &self.initiators {
+            let is_there = vm.has_device(id);
+            let nodes = vm.numa.as_deref_mut().unwrap_or_default();
+            if is_there && let Some(node) = nodes.get_mut(*index) {
+                node.device_id.get_or_insert_with(|| id.clone());
             }
         }
     }
@@ -423,6 +438,9 @@ impl Control {
             let id = name(&device);
             fates.insert(id, self.bring_one_back(leaves, Box::new(device)));
         }
+        if let Life::Live { config, .. } = &mut self.life {
+            leaves.initiate_again(config);
+        }
         for seats in leaves.seats.iter().cloned() {
             // An agent that starts later does nothing.
             seats.port.withdraw_seats();
@@ -459,6 +477,9 @@ impl Control {
         for device in leaves.physical_in(config) {
             self.put_for_next_boot(leaves, Box::new(device));
         }
+        if let Life::Live { config, .. } = &mut self.life {
+            leaves.initiate_again(config);
+        }
     }
 
     fn put_for_next_boot(&mut self, leaves: &Leaves, device: Box<dyn Device>) {
@@ -486,10 +507,17 @@ mod tests {
             numa: Some(vec![NumaConfig::parse(node).unwrap()]),
             ..VmConfig::default()
         };
-        let (physical, accels) = take_devices(&mut config, AccelMigration::Detach);
-        assert_eq!((physical.len(), accels.len()), (1, 0));
+        let before = config.clone();
+        let leaves = take_devices(&mut config, AccelMigration::Detach);
+        assert_eq!((leaves.physical.len(), leaves.accels.len()), (1, 0));
         assert_eq!(config.devices, None);
-        assert_eq!(config.numa.unwrap()[0].device_id, None);
+        let of_node = |config: &VmConfig| config.numa.clone().unwrap()[0].device_id.clone();
+        assert_eq!(of_node(&config), None);
+        leaves.initiate_again(&mut config);
+        assert_eq!(of_node(&config), None, "it is not back");
+        config.put_device(Box::new(leaves.physical[0].clone()));
+        leaves.initiate_again(&mut config);
+        assert_eq!(config, before);
     }
 
     #[test]
