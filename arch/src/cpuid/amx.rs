@@ -14,6 +14,8 @@ const AMX_INT8: u32 = 1 << 25;
 // Leaf 7.1, EAX and EDX.
 const AMX_FP16: u32 = 1 << 21;
 const AMX_COMPLEX: u32 = 1 << 8;
+/// Leaf 0xd.1, EAX: state components can be switched off.
+const XFD: u32 = 1 << 4;
 /// Tile configuration and tile data, the components of leaf 0xd.
 const COMPONENTS: [u32; 2] = [17, 18];
 const LEAF_STATE: u32 = 0xd;
@@ -23,8 +25,12 @@ const LEAF_TILE_MULTIPLY: u32 = 0x1e;
 /// Whether the guest can have it.
 pub(super) fn is_supported(supported: &[kvm_cpuid_entry2]) -> bool {
     let state = find(supported, LEAF_STATE, 0).map_or(0, |leaf| leaf.eax);
-    find(supported, 7, 0).is_some_and(|leaf| leaf.edx & AMX_TILE != 0)
-        && COMPONENTS.iter().all(|bit| state & 1 << bit != 0)
+    has_amx(supported) && COMPONENTS.iter().all(|bit| state & 1 << bit != 0)
+}
+
+/// Whether a guest with this CPUID has it.
+pub fn has_amx(cpuid: &[kvm_cpuid_entry2]) -> bool {
+    find(cpuid, 7, 0).is_some_and(|leaf| leaf.edx & AMX_TILE != 0)
 }
 
 /// Removes it.
@@ -35,6 +41,10 @@ pub(super) fn hide(cpuid: &mut Vec<kvm_cpuid_entry2>) {
     if let Some(leaf) = find_mut(cpuid, 7, 1) {
         leaf.eax &= !AMX_FP16;
         leaf.edx &= !AMX_COMPLEX;
+    }
+    // Nothing else uses it.
+    if let Some(leaf) = find_mut(cpuid, LEAF_STATE, 1) {
+        leaf.eax &= !XFD;
     }
     let is_of_amx = |entry: &kvm_cpuid_entry2| {
         [LEAF_TILE, LEAF_TILE_MULTIPLY].contains(&entry.function)

@@ -10,6 +10,7 @@ mod profile;
 
 use kvm_bindings::{KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 
+pub use amx::has_amx;
 pub use check::{Missing, missing};
 pub use profile::{Profile, UnknownProfile};
 

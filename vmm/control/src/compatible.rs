@@ -43,8 +43,10 @@ pub fn host(amx: bool) -> hypervisor::Result<HostCpu> {
 pub fn reasons(needs: &CpuNeeds, host: &HostCpu) -> Vec<String> {
     let mut reasons = Vec::new();
     let missing = cpuid::missing(&needs.cpuid, &host.supported, &host.given);
-    let (amx, features): (Vec<_>, Vec<_>) =
-        missing.into_iter().partition(cpuid::Missing::is_of_amx);
+    let has_amx = cpuid::has_amx(&needs.cpuid);
+    let (amx, features): (Vec<_>, Vec<_>) = missing
+        .into_iter()
+        .partition(|it| has_amx && it.is_of_amx());
     if !amx.is_empty() {
         let why = host.no_amx.as_ref().map(|why| format!(" ({why})"));
         reasons.push(format!(
@@ -153,6 +155,12 @@ mod tests {
         assert!(all[0].contains("without features=[amx]"), "{all:?}");
         assert!(all[0].contains("Invalid argument"), "{all:?}");
         assert!(!all[0].contains("profile"), "{all:?}");
+        // One without AMX may have what AMX needs.
+        let mut without = needs;
+        without.cpuid.remove(0);
+        let all = reasons(&without, &host);
+        assert_eq!(all.len(), 1, "{all:?}");
+        assert!(all[0].contains("profile"), "{all:?}");
     }
 
     #[test]

@@ -189,6 +189,11 @@ pub fn run(
     monitor: EventMonitor,
 ) -> Result<ExitReason, Error> {
     hypervisor::install_kick_handler()?;
+    // No VM can have AMX any more once the process has had a vCPU. Guests do not see it unless they are to; where the
+    // processor lacks it, a VM that asks for it is told.
+    if let Err(error) = hypervisor::permit_amx() {
+        log::debug!("{error}");
+    }
     let mut control = Control::new(options.filters, options.started, monitor)?;
     control.signals = Signals::start().map_err(|source| Error::Host {
         action: "listen to signals",
