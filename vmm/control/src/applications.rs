@@ -7,7 +7,9 @@
 //!   the directory is locked     ──>    workers stop, and save
 //!   the machine is written      <──
 //!
-//!   the machine is made         ──>    workers take its applications up
+//!   the machine is made         ──>    its memory is read
+//!   its vCPUs are made          <──
+//!                               ──>    workers take its applications up
 //!   the machine goes on         <──
 //! ```
 
@@ -16,7 +18,12 @@ use std::{mem, os::fd::OwnedFd, time::Instant};
 use base::Cancel;
 use devices::accel::saved::Stopped;
 use vmm_api::{ApiError, Reply, Response, RestoreConfig, VmSnapshotConfig};
-use vmm_machine::{applications, error::MachineError, save::Saving};
+use vmm_machine::{
+    applications,
+    error::MachineError,
+    save::{Rest, Saving},
+};
+use vmm_snapshot::lock::DirectoryLock;
 
 use super::{
     Control,
@@ -37,15 +44,28 @@ pub(super) struct Workers {
 /// What to do after the wait.
 enum Then {
     Save(Saving),
-    Restore { resume: bool, asked: Instant },
+    Restore(Restore),
+}
+
+/// A machine that is being restored.
+struct Restore {
+    /// What it lacks but for its applications, and what keeps others from writing the snapshot.
+    lacks: Option<Box<(Rest, DirectoryLock)>>,
+    resume: bool,
+    asked: Instant,
 }
 
 impl Workers {
     /// The activity, as the beginning of a sentence.
     pub(super) fn what(&self) -> &'static str {
         match self.then {
-            Then::Save(_) => "a snapshot of the VM is being written",
-            Then::Restore { .. } => "the VM is being restored",
+            Then::Save(_) => {
+                "a snapshot of the VM is being written, and waits for workers of accelerators"
+            }
+            Then::Restore(Restore { lacks: Some(_), .. }) => {
+                "the VM is being restored, and its memory is read"
+            }
+            Then::Restore(_) => "the VM is being restored, and waits for workers of accelerators",
         }
     }
 }
@@ -71,15 +91,22 @@ impl Control {
         let resume = request.resume;
         let asked = Instant::now();
         match self.restore(request, fds) {
-            Ok(()) => self.wait_for_workers(Then::Restore { resume, asked }, reply),
+            Ok(lacks) => {
+                let restore = Restore {
+                    lacks: Some(Box::new(lacks)),
+                    resume,
+                    asked,
+                };
+                self.wait_for_workers(Then::Restore(restore), reply);
+            }
             Err(error) => reply.send(Err(error)),
         }
     }
 
-    fn wait_for_workers(&mut self, then: Then, reply: Reply) {
+    fn wait_for_workers(&mut self, mut then: Then, reply: Reply) {
         let number = self.migrations.number();
         let cancel = Cancel::default();
-        let started = self.start_wait(number, &then, cancel.clone());
+        let started = self.start_wait(number, &mut then, cancel.clone());
         self.migrations.job = Job::Workers(Workers {
             number,
             cancel,
@@ -93,8 +120,13 @@ impl Control {
         }
     }
 
-    /// Starts the waiting thread. Returns false if there are no workers to wait for.
-    fn start_wait(&mut self, number: u64, then: &Then, cancel: Cancel) -> Result<bool, ApiError> {
+    /// Starts the waiting thread. Returns false if there is nothing to wait for.
+    fn start_wait(
+        &mut self,
+        number: u64,
+        then: &mut Then,
+        cancel: Cancel,
+    ) -> Result<bool, ApiError> {
         let Life::Live { machine, .. } = &self.life else {
             return Err(self.not_live());
         };
@@ -115,7 +147,15 @@ impl Control {
                     ready(saved.map(Some));
                 })?;
             }
-            Then::Restore { .. } => {
+            Then::Restore(Restore {
+                lacks: Some(lacks), ..
+            }) => {
+                let Some(contents) = lacks.0.contents.take() else {
+                    return Ok(false);
+                };
+                self.start_thread(move || ready(contents.read(&cancel).map(|()| None)))?;
+            }
+            Then::Restore(Restore { lacks: None, .. }) => {
                 let ports = machine.ports_to_take_up();
                 if ports.is_empty() {
                     return Ok(false);
@@ -144,8 +184,20 @@ impl Control {
                 Ok(stopped) => return self.write_snapshot(saving, stopped, reply),
                 Err(error) => Err(error),
             },
-            Then::Restore { resume, asked } => {
-                let finished = ready.and_then(|_| self.finish_restore(resume, asked));
+            Then::Restore(mut restore) => {
+                let lacks = restore.lacks.take();
+                let finished = match (ready, lacks) {
+                    // The next wait is that for its applications.
+                    (Ok(_), Some(lacks)) => {
+                        let (rest, _reading) = *lacks;
+                        match self.complete(rest) {
+                            Ok(()) => return self.wait_for_workers(Then::Restore(restore), reply),
+                            Err(error) => Err(error),
+                        }
+                    }
+                    (Ok(_), None) => self.finish_restore(restore.resume, restore.asked),
+                    (Err(error), _) => Err(error),
+                };
                 finished.inspect_err(|_| {
                     self.life = Life::None;
                     self.receiver.clear();
@@ -153,6 +205,14 @@ impl Control {
             }
         };
         reply.send(answer);
+    }
+
+    /// Restores what a machine lacks whose memory has been read.
+    fn complete(&mut self, rest: Rest) -> Result<(), ApiError> {
+        let Life::Live { machine, .. } = &mut self.life else {
+            return Err(self.not_live());
+        };
+        machine.complete(rest).map_err(|error| failed(&error))
     }
 
     /// Abandons the wait, because the machine is replaced.

@@ -604,10 +604,7 @@ impl Control {
                 };
             }
             Job::Workers(workers) => {
-                let message = format!(
-                    "{}, and waits for workers of accelerators: vm.cancel-migration ends that",
-                    workers.what()
-                );
+                let message = format!("{}: vm.cancel-migration ends that", workers.what());
                 return match is_allowed(request) {
                     true => Ok(()),
                     false => Err(ApiError::wrong_state(message)),

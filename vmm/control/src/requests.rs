@@ -18,7 +18,7 @@ use vmm_machine::{
     error::MachineError,
     host::{Host, Shell},
     resize::no_balloon,
-    save::{ClockSource, MemorySource, Saving},
+    save::{ClockSource, MemorySource, Rest, Saving},
 };
 use vmm_snapshot::lock::DirectoryLock;
 
@@ -274,12 +274,13 @@ impl Control {
         Saving::new(directory).map_err(|e| failed(&e))
     }
 
-    /// Creates the machine of a snapshot, paused. Its applications have no workers yet.
+    /// Creates the machine of a snapshot, paused and without vCPUs. What is left to do, and what keeps others from writing
+    /// the snapshot meanwhile.
     pub(super) fn restore(
         &mut self,
         request: &RestoreConfig,
         fds: Vec<OwnedFd>,
-    ) -> Result<(), ApiError> {
+    ) -> Result<(Rest, DirectoryLock), ApiError> {
         if self.life.config().is_some() {
             return Err(ApiError::message(
                 Status::NotFound,
@@ -289,7 +290,7 @@ impl Control {
         let directory = place(request.directory(), &request.source_url)?;
         // Prevents writes during reading. Memory that is loaded on demand is safe after that, too,
         // because a new snapshot replaces the file.
-        let _reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
+        let reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
         let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
         config.confine(request.landlock_enable, request.landlock_rules.as_deref());
         // Whoever wrote the directory is not trusted to have validated the configuration.
@@ -324,14 +325,14 @@ impl Control {
         };
         self.monitor.emit("vm", "restoring", &[]);
         let host = self.host()?;
-        let machine = Machine::restore(&mut config, directory, source, clock, host)
+        let (machine, rest) = Machine::restore(&mut config, directory, source, clock, host)
             .map_err(|e| failed(&e))?;
         self.life = Life::Live {
             config,
             machine: Box::new(machine),
             run: RunState::Paused,
         };
-        Ok(())
+        Ok((rest, reading))
     }
 
     /// Finishes restoring a machine that has everything it needs.

@@ -9,7 +9,10 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-use base::regular_file::{self, Links};
+use base::{
+    Cancel,
+    regular_file::{self, Links},
+};
 use devices::{accel::saved::Archive, pci::Bdf, virtio::blk};
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
@@ -73,6 +76,33 @@ pub enum MemorySource {
     Copy,
     /// When it is first accessed.
     OnDemand,
+}
+
+/// What a machine that is made from a snapshot lacks.
+pub struct Rest {
+    /// Its memory, unless that is read on demand.
+    pub contents: Option<Contents>,
+    state: SavedMachine,
+    clock: ClockSource,
+}
+
+/// Memory that is to be read from a snapshot before anything runs.
+pub struct Contents {
+    path: PathBuf,
+    ranges: Vec<MemoryRange>,
+    regions: Vec<Region>,
+}
+
+impl Contents {
+    /// Reads it, at the speed of the disk.
+    pub fn read(self, cancel: &Cancel) -> Result<(), MachineError> {
+        Ok(memory_file::read(
+            &self.path,
+            &self.regions,
+            &self.ranges,
+            cancel,
+        )?)
+    }
 }
 
 /// A snapshot that is being written. It is removed unless it is completed.
@@ -178,15 +208,15 @@ impl Machine {
         })
     }
 
-    /// Restores the machine of a snapshot, paused. Workers have yet to restore its accelerators' applications
-    /// ([`Machine::ports_to_take_up`]).
+    /// Makes the machine of a snapshot, without vCPUs. What is left to do: its memory is read, possibly by another thread
+    /// ([`Contents::read`]), then the rest is restored ([`Machine::complete`]).
     pub fn restore(
         config: &mut VmConfig,
         directory: &Path,
         source: MemorySource,
         clock: ClockSource,
         mut host: Host,
-    ) -> Result<Self, MachineError> {
+    ) -> Result<(Self, Rest), MachineError> {
         let path = directory.join(vmm_snapshot::STATE);
         let state: SavedMachine =
             state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
@@ -218,20 +248,33 @@ impl Machine {
         }
         machine.restore_devices(config, &mut state)?;
         machine.devices.set_archive(None);
-        if source == MemorySource::Copy {
-            memory_file::read(&memory, &machine.ram, &ranges)?;
-        }
+        let contents = (source == MemorySource::Copy).then(|| Contents {
+            path: memory,
+            ranges,
+            regions: machine.ram.regions().to_vec(),
+        });
+        let rest = Rest {
+            contents,
+            state,
+            clock,
+        };
+        Ok((machine, rest))
+    }
+
+    /// Restores what is left when a snapshot's memory has been read. Workers have yet to restore its accelerators'
+    /// applications ([`Machine::ports_to_take_up`]).
+    pub fn complete(&mut self, rest: Rest) -> Result<(), MachineError> {
+        let mut state = rest.state;
         let mut since = None;
-        if clock == ClockSource::Advance
+        if rest.clock == ClockSource::Advance
             && let Some(age) = age(state.saved_at, wall_time())?
         {
             since = Some(Instant::now());
             state.advance(age);
         }
-        machine.restore_rest(state, since)?;
-        machine.renew_generation()?;
-        machine.announce_generation()?;
-        Ok(machine)
+        self.restore_rest(state, since)?;
+        self.renew_generation()?;
+        self.announce_generation()
     }
 
     /// The state of the paused machine, without its memory.

@@ -176,7 +176,7 @@ impl LazyRestore {
         };
         let file = regular_file::open(path, Links::Refuse);
         let file = file.map_err(|source| io_error("open", source))?;
-        let pairs = memory_file::matching(&file, path, ram, ranges)?;
+        let pairs = memory_file::matching(&file, path, ram.regions(), ranges)?;
         let uffd = Userfaultfd::open().map_err(LazyError::Userfaultfd)?;
         // What was checked, not what the file has by now.
         let end = pairs.iter().map(|(_, range)| range.bytes().end).max();

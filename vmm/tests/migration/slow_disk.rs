@@ -200,6 +200,50 @@ fn a_vmm_ends_although_a_snapshot_waits_for_its_disk() {
 }
 
 #[test]
+fn the_api_answers_while_a_vm_is_restored_from_a_disk_that_does_not() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let (mut first, directory) = saved(dir.path());
+    let printed = first.printed().len();
+    first.kill();
+    let Some(mut held) = Held::reading(&directory.join("memory-ranges")) else {
+        return;
+    };
+    let from = format!("source_url=file://{},resume=on", directory.display());
+    let second = Vmm::start(dir.path(), "second", &[]);
+    let restoring = start(&second, &["restore", &from]);
+    let waits = held.waits();
+    for command in ["ping", "info", "metrics", "counters"] {
+        let answer = second.ctl(&[command]);
+        assert!(answer.status.success(), "{command}: {}", said(&answer));
+    }
+    let why = said(&second.ctl(&["resume"]));
+    assert!(why.contains("its memory is read"), "{why}");
+    let cancelled = second.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    held.allow(waits);
+    let answer = restoring.wait_with_output().unwrap();
+    assert!(said(&answer).contains("cancelled"), "{}", said(&answer));
+    // One that begins with it ends, too.
+    let mut third = Vmm::start(dir.path(), "third", &["--restore", &from]);
+    let waits = held.waits();
+    assert!(third.ctl(&["ping"]).status.success());
+    // SAFETY: the process is this test's child, which has not been waited for.
+    unsafe { libc::kill(third.process.id() as i32, libc::SIGTERM) };
+    let ended = third.process.wait().unwrap();
+    assert!(ended.success(), "{ended}: {}", third.said());
+    drop((waits, held));
+    // Nothing is left of that.
+    let mut fourth = second;
+    fourth.serial = first.serial.clone();
+    let restored = fourth.ctl(&["restore", &from]);
+    assert!(restored.status.success(), "{}", said(&restored));
+    fourth.until("it counts on", |vmm| vmm.printed().len() > printed);
+}
+
+#[test]
 fn a_core_dump_that_is_cancelled_leaves_no_file() {
     if !has_kvm() {
         return;
