@@ -1,18 +1,21 @@
 //! The log: one line per record, to standard error or a file.
 //!
 //! Example: `gantry: 1.234567s <vcpu0> WARN message`, with the seconds since the process started and the thread's name.
+//! Each line for the journal begins with its priority (sd-daemon(3)). A line in JSON is an object.
 
 use std::{
     collections::BTreeMap,
     fs::{File, OpenOptions},
     io::{self, Write},
+    os::{fd::AsRawFd, unix::fs::MetadataExt},
     path::{Path, PathBuf},
+    str::FromStr,
     sync::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use base::Unpoisoned;
@@ -32,6 +35,54 @@ pub enum Error {
     /// The log was already started.
     #[error("cannot start the log")]
     Twice(#[from] log::SetLoggerError),
+}
+
+/// The form of a line.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub enum Format {
+    /// Text for people.
+    #[default]
+    Text,
+    /// The same with a priority in front, which the journal takes off.
+    Journal,
+    /// A JSON object.
+    Json,
+}
+
+impl Format {
+    /// Text to standard error is for the journal if that is what standard error is connected to.
+    #[must_use]
+    pub fn for_standard_error(self) -> Self {
+        match self {
+            Self::Text if is_journal(std::env::var("JOURNAL_STREAM").ok().as_deref()) => {
+                Self::Journal
+            }
+            other => other,
+        }
+    }
+}
+
+impl FromStr for Format {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "text" => Ok(Self::Text),
+            "journal" => Ok(Self::Journal),
+            "json" => Ok(Self::Json),
+            _ => Err("use text, journal or json"),
+        }
+    }
+}
+
+/// Whether standard error is the stream to the journal that systemd names: `DEVICE:INODE`.
+fn is_journal(named: Option<&str>) -> bool {
+    let Some((device, inode)) = named.and_then(|named| named.split_once(':')) else {
+        return false;
+    };
+    let path = format!("/proc/self/fd/{}", io::stderr().as_raw_fd());
+    std::fs::metadata(path)
+        .is_ok_and(|file| device.parse() == Ok(file.dev()) && inode.parse() == Ok(file.ino()))
 }
 
 /// How many lines a thread may log in a burst from one place in the code, and after how much time one more is allowed:
@@ -86,6 +137,7 @@ struct Logger {
     /// A line could not be written to the file, which is reported once.
     lost: AtomicBool,
     started: Instant,
+    format: Format,
     places: Mutex<BTreeMap<Place, Allowance>>,
 }
 
@@ -130,10 +182,17 @@ impl Log for Logger {
         let Some(unsaid) = self.admit(record, thread) else {
             return;
         };
-        let mut line = line(record, thread, self.started.elapsed());
+        let mut message = record.args().to_string();
         if unsaid > 0 {
-            line.insert_str(line.len() - 1, &format!(" (and {unsaid} others before)"));
+            message.push_str(&format!(" (and {unsaid} others before)"));
         }
+        let line = line(
+            self.format,
+            record.level(),
+            thread,
+            self.started.elapsed(),
+            message,
+        );
         // Writes the whole line at once, so that lines of different threads do not mix.
         let Some(file) = &self.file else {
             // A failure cannot be reported anywhere.
@@ -150,14 +209,60 @@ impl Log for Logger {
     fn flush(&self) {}
 }
 
-fn line(record: &Record, thread: &str, elapsed: std::time::Duration) -> String {
+fn line(format: Format, level: Level, thread: &str, elapsed: Duration, message: String) -> String {
+    if format == Format::Json {
+        let time = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let object = serde_json::json!({
+            "time": time.as_secs_f64(),
+            "since_start": elapsed.as_secs_f64(),
+            "level": level.as_str(),
+            "thread": thread,
+            "message": message,
+        });
+        return format!("{}\n", without_orders(&object.to_string()));
+    }
+    let priority = match (format, level) {
+        (Format::Journal, Level::Error) => "<3>",
+        (Format::Journal, Level::Warn) => "<4>",
+        (Format::Journal, Level::Info) => "<6>",
+        (Format::Journal, _) => "<7>",
+        _ => "",
+    };
     format!(
-        "gantry: {}.{:06}s <{thread}> {} {}\n",
+        "{priority}gantry: {}.{:06}s <{thread}> {level} {}\n",
         elapsed.as_secs(),
         elapsed.subsec_micros(),
-        record.level(),
-        base::note::printable(record.args().to_string())
+        base::note::printable(message)
     )
+}
+
+/// JSON whose text gives a terminal no orders, and does not change the order of what it shows: control characters, line
+/// separators and marks of direction are escaped. (The text has them in strings only, and those below 0x20 not at all.)
+fn without_orders(json: &str) -> String {
+    let is_order = |letter: char| {
+        letter.is_control()
+            || matches!(letter, '\u{200e}' | '\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
+    };
+    let mut shown = String::with_capacity(json.len());
+    for letter in json.chars() {
+        match is_order(letter) {
+            // All of them are below 0x10000.
+            true => shown.push_str(&format!("\\u{:04x}", u32::from(letter))),
+            false => shown.push(letter),
+        }
+    }
+    shown
+}
+
+/// Reports the error that ends the process on standard error, in the form of the log's lines.
+pub fn last_words(format: Format, error: &dyn std::error::Error, started: Instant) {
+    if format == Format::Text {
+        return base::note::error("gantry", error);
+    }
+    let message = base::Chain(error).to_string();
+    let line = line(format, Level::Error, "main", started.elapsed(), message);
+    // A failure cannot be reported anywhere.
+    let _ = io::stderr().write_all(line.as_bytes());
 }
 
 /// Warnings and errors; each `-v` adds a level: information, debugging, traces.
@@ -171,7 +276,12 @@ pub fn level(verbosity: u8) -> LevelFilter {
 }
 
 /// Starts the process's log. If it is a file, lines are appended to it.
-pub fn start(file: Option<&Path>, verbosity: u8, started: Instant) -> Result<(), Error> {
+pub fn start(
+    file: Option<&Path>,
+    format: Format,
+    verbosity: u8,
+    started: Instant,
+) -> Result<(), Error> {
     let open = |path: &Path| {
         let file = OpenOptions::new().create(true).append(true).open(path);
         file.map_err(|source| Error::Open {
@@ -180,10 +290,15 @@ pub fn start(file: Option<&Path>, verbosity: u8, started: Instant) -> Result<(),
         })
     };
     let file = file.map(open).transpose()?;
+    let format = match file {
+        None => format.for_standard_error(),
+        Some(_) => format,
+    };
     log::set_boxed_logger(Box::new(Logger {
         file,
         lost: AtomicBool::new(false),
         started,
+        format,
         places: Mutex::default(),
     }))?;
     log::set_max_level(level(verbosity));
@@ -196,26 +311,65 @@ mod tests {
 
     #[test]
     fn a_line_says_when_who_and_how_bad() {
-        let arguments = format_args!("disk {} is full", 3);
-        let record = Record::builder()
-            .level(log::Level::Warn)
-            .args(arguments)
-            .build();
-        assert_eq!(
-            line(&record, "vcpu0", Duration::from_micros(1_234_567)),
-            "gantry: 1.234567s <vcpu0> WARN disk 3 is full\n"
+        let elapsed = Duration::from_micros(1_234_567);
+        let of = |format| {
+            line(
+                format,
+                Level::Warn,
+                "vcpu0",
+                elapsed,
+                "disk 3 is full".into(),
+            )
+        };
+        let text = "gantry: 1.234567s <vcpu0> WARN disk 3 is full\n";
+        assert_eq!(of(Format::Text), text);
+        assert_eq!(of(Format::Journal), format!("<4>{text}"));
+    }
+
+    #[test]
+    fn a_line_in_json_is_an_object_whatever_a_client_has_sent() {
+        let sent =
+            "no \"device\"\n{\"level\":\"ERROR\"}\x1b \u{7f}\u{9b}31m\u{2028}\u{202e}\u{2066}";
+        let line = line(
+            Format::Json,
+            Level::Info,
+            "api",
+            Duration::ZERO,
+            sent.into(),
         );
+        assert_eq!(line.lines().count(), 1, "{line}");
+        assert!(
+            line.trim_end()
+                .chars()
+                .all(|letter| matches!(letter, ' '..='~'))
+        );
+        let object: serde_json::Value = serde_json::from_str(&line).unwrap();
+        assert_eq!(
+            (&object["level"], &object["message"]),
+            (&"INFO".into(), &sent.into())
+        );
+        assert!(object["time"].as_f64().unwrap() > 1e9);
+    }
+
+    #[test]
+    fn standard_error_is_the_journal_only_if_it_is_the_stream_that_is_named() {
+        let file = std::fs::metadata("/proc/self/fd/2").unwrap();
+        let (device, inode) = (file.dev(), file.ino());
+        assert!(is_journal(Some(&format!("{device}:{inode}"))));
+        assert!(!is_journal(Some(&format!("{device}:{}", inode ^ 1))));
+        assert!(!is_journal(Some("x")) && !is_journal(None));
     }
 
     #[test]
     fn a_record_is_one_line_whatever_a_client_has_sent() {
         let sent = "no \x1b[1mdevice\ngantry: 9.9s <vmm> WARN forged";
-        let arguments = format_args!("{sent}");
-        let record = Record::builder()
-            .level(log::Level::Info)
-            .args(arguments)
-            .build();
-        let line = line(&record, "api", Duration::ZERO);
+        let line = line(
+            Format::Text,
+            Level::Info,
+            "api",
+            Duration::ZERO,
+            sent.into(),
+        );
         assert!(!line.contains('\x1b'));
         assert_eq!(line.lines().count(), 1, "{line}");
     }
@@ -225,6 +379,7 @@ mod tests {
             file: Some(File::create(path).unwrap()),
             lost: AtomicBool::new(false),
             started: Instant::now(),
+            format: Format::Text,
             places: Mutex::default(),
         }
     }

@@ -88,23 +88,25 @@ fn main() -> ExitCode {
     limit_arenas();
     file_size_is_an_error();
     let cli = Cli::from_process();
+    let format = cli.log_format.for_standard_error();
     if cli.asks_for_all_help() {
-        return ended(print(&help_all()).map(|()| ExitCode::SUCCESS));
+        let printed = print(&help_all());
+        return ended(printed.map(|()| ExitCode::SUCCESS), format, started);
     }
     if cli.is_idle() {
         base::note!("gantry: nothing to do; describe a VM (--kernel ...) or wait for requests");
         base::note!("  (--api-socket PATH); gantry --help has examples");
         return ExitCode::from(USAGE);
     }
-    ended(run(cli, started))
+    ended(run(cli, started), format, started)
 }
 
-/// Reports an error, if any, and returns the exit status of the process.
-fn ended(outcome: Result<ExitCode, Error>) -> ExitCode {
+/// Reports an error, if any, in this form, and returns the exit status of the process.
+fn ended(outcome: Result<ExitCode, Error>, format: logging::Format, started: Instant) -> ExitCode {
     match outcome {
         Ok(code) => code,
         Err(error) => {
-            base::note::error("gantry", &error);
+            logging::last_words(format, &error, started);
             match error {
                 Error::Vm(_) => ExitCode::from(USAGE),
                 Error::Ctl(CtlError::Find(FindError::Several(_))) => ExitCode::from(AMBIGUOUS),
@@ -158,7 +160,12 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         return answer(command);
     }
     vmm_control::block_signals().map_err(Error::Signals)?;
-    logging::start(cli.log_file.as_deref(), cli.verbosity, started)?;
+    logging::start(
+        cli.log_file.as_deref(),
+        cli.log_format,
+        cli.verbosity,
+        started,
+    )?;
     if let Err(error) = open_files::raise_limit() {
         log::warn!("the limit of open files stays as it is: {error}");
     }

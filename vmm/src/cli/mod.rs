@@ -22,6 +22,8 @@ use vmm_api::{ApiSocket, RestoreConfig, model::COMPATIBLE_BUILD};
 use vmm_config::syntax::{SyntaxError, SyntaxProblem};
 use vmm_confinement::seccomp::Enforcement;
 
+use crate::logging;
+
 pub use self::{
     client::{Client, ClientError},
     ctl::{Ctl, CtlError},
@@ -89,6 +91,17 @@ pub struct Cli {
     /// File to which the log is appended, instead of standard error.
     #[arg(long, value_name = "FILE", help_heading = "Gantry")]
     pub log_file: Option<PathBuf>,
+
+    /// Form of the log's lines: text, json (an object), or journal (text with its priority in front; the default if
+    /// standard error is the journal).
+    #[arg(
+        long,
+        value_name = "FORMAT",
+        default_value = "text",
+        hide_default_value = true,
+        help_heading = "Gantry"
+    )]
+    pub log_format: logging::Format,
 
     /// Log more; can be repeated.
     #[arg(short, long = "verbose", action = clap::ArgAction::Count, help_heading = "Gantry")]
