@@ -10,7 +10,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
         unix::{
             ffi::OsStrExt,
-            fs::{DirBuilderExt, FileTypeExt},
+            fs::{DirBuilderExt, FileTypeExt, PermissionsExt},
             net::{UnixDatagram, UnixListener, UnixStream},
         },
     },
@@ -114,10 +114,17 @@ pub fn listen_privately(path: &Path) -> io::Result<UnixListener> {
     bind_privately(path)
 }
 
+/// The same for a socket to which only the own user, the group of the file, and root may connect; see
+/// [`bind_for_group`].
+pub fn listen_for_group(path: &Path) -> io::Result<UnixListener> {
+    make_room(path)?;
+    bind_for_group(path)
+}
+
 /// As [`listen_privately`], for connections that carry packets (`SOCK_SEQPACKET`).
 pub fn listen_for_packets(path: &Path) -> io::Result<UnixListener> {
     make_room(path)?;
-    bind(path, libc::SOCK_SEQPACKET)
+    bind(path, libc::SOCK_SEQPACKET, OWN_USER)
 }
 
 /// Listens at a path where there is no file, so that no user but the own one, and root, may connect.
@@ -126,10 +133,27 @@ pub fn listen_for_packets(path: &Path) -> io::Result<UnixListener> {
 ///
 /// As [`UnixListener::bind`].
 pub fn bind_privately(path: &Path) -> io::Result<UnixListener> {
-    bind(path, libc::SOCK_STREAM)
+    bind(path, libc::SOCK_STREAM, OWN_USER)
 }
 
-fn bind(path: &Path, kind: libc::c_int) -> io::Result<UnixListener> {
+/// Listens at a path where there is no file, so that only the own user, the group of the file, and root may connect,
+/// whatever the umask is. The group is that of the folder if the folder has the set-group-ID bit.
+///
+/// # Errors
+///
+/// As [`UnixListener::bind`].
+pub fn bind_for_group(path: &Path) -> io::Result<UnixListener> {
+    let listener = bind(path, libc::SOCK_STREAM, OWN_GROUP)?;
+    // The umask may have taken the group's right to connect.
+    fs::set_permissions(path, fs::Permissions::from_mode(OWN_GROUP))?;
+    Ok(listener)
+}
+
+/// Modes of sockets.
+const OWN_USER: libc::mode_t = 0o600;
+const OWN_GROUP: libc::mode_t = 0o660;
+
+fn bind(path: &Path, kind: libc::c_int, mode: libc::mode_t) -> io::Result<UnixListener> {
     /// As many waiting connections as the host allows.
     const QUEUE: libc::c_int = -1;
     let address = address(path)?;
@@ -144,7 +168,7 @@ fn bind(path: &Path, kind: libc::c_int) -> io::Result<UnixListener> {
         let size = size_of_val(&address) as libc::socklen_t;
         // The file gets the socket's mode, less the umask. If the mode of the file were changed later, others
         // could connect in between.
-        if libc::fchmod(fd, 0o600) < 0
+        if libc::fchmod(fd, mode) < 0
             || libc::bind(fd, (&raw const address).cast(), size) < 0
             || libc::listen(fd, QUEUE) < 0
         {

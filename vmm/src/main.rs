@@ -10,7 +10,7 @@ use std::{
     time::Instant,
 };
 
-use base::{Output, limits::file_size_is_an_error};
+use base::{Chain, Output, limits::file_size_is_an_error};
 use vmm::cli::{
     Cli, Command, CtlError, Deferred, EventTarget, FindError, Places, TopError, VmArgsError,
     command, help_all, help_of, write_manual,
@@ -184,15 +184,25 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
     let filters = Filters::new(cli.seccomp);
     let (sender, receiver) = vmm_api::channel().map_err(Error::Api)?;
     let listener = cli.api_socket.as_ref().map(Listener::open).transpose()?;
+    // Others may write to the folder of metrics sockets, and may have taken the name: the VM runs nevertheless.
+    let metrics = cli.metrics_socket.as_deref().and_then(|path| {
+        let opened = Listener::open_for_metrics(path);
+        opened.inspect_err(|error| not_watched(error)).ok()
+    });
     // Once, here: threads that are started from now on inherit the restriction.
     filters.confine()?;
-    let server = match listener {
-        None => None,
-        Some(listener) => {
-            let spawner = Spawner::new(filters.clone()).map_err(Error::Thread)?;
-            Some(Server::start(listener, sender, &spawner).map_err(Error::Api)?)
+    let mut servers = Vec::new();
+    if listener.is_some() || metrics.is_some() {
+        let spawner = Spawner::new(filters.clone()).map_err(Error::Thread)?;
+        let start = |listener| Server::start(listener, sender.try_clone()?, &spawner);
+        if let Some(listener) = listener {
+            servers.push(start(listener).map_err(Error::Api)?);
         }
-    };
+        if let Some(listener) = metrics {
+            let started = start(listener);
+            servers.extend(started.inspect_err(|error| not_watched(error)));
+        }
+    }
     let options = StartOptions {
         start,
         filters,
@@ -200,14 +210,19 @@ fn run(cli: Cli, started: Instant) -> Result<ExitCode, Error> {
         no_shutdown: cli.no_shutdown,
     };
     let result = vmm_control::run(options, receiver, monitor);
-    // After an error too: pending responses are sent, and the socket's file is removed.
-    if let Some(server) = server {
+    // After an error too: pending responses are sent, and the sockets' files are removed.
+    for server in servers {
         server.stop();
     }
     Ok(match result? {
         ExitReason::GuestFailed => ExitCode::from(EXIT_GUEST_LOST),
         ExitReason::GuestShutdown | ExitReason::Request | ExitReason::Signal => ExitCode::SUCCESS,
     })
+}
+
+/// Metrics are not served, and the VM runs without.
+fn not_watched(error: &dyn std::error::Error) {
+    log::warn!("metrics are not served: {}", Chain(error));
 }
 
 /// Takes an inherited descriptor for events and makes it non-blocking.

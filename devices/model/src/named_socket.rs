@@ -124,6 +124,15 @@ impl NamedSocket {
         Self::bind(path, base::socket::bind_privately)
     }
 
+    /// The same for a socket to which only the own user, the group of the file, and root may connect.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::listen`].
+    pub fn listen_for_group(path: &Path) -> Result<Self, NameError> {
+        Self::bind(path, base::socket::bind_for_group)
+    }
+
     fn bind(
         path: &Path,
         bind: impl FnOnce(&Path) -> io::Result<UnixListener>,

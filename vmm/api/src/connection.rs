@@ -7,7 +7,7 @@ use std::{
 };
 
 use super::{
-    ApiError, Request, Response, Status,
+    Access, ApiError, Request, Response, Status,
     http::{self, Head, Message},
     routes::{self, Refusal},
 };
@@ -27,6 +27,9 @@ const SCM_MAX_FD: usize = 253;
 /// Time limit for a request to arrive, for a response to be sent, and for a rejected body to be
 /// discarded.
 const TIMEOUT: Duration = Duration::from_secs(10);
+
+/// The only path for clients that may read metrics only.
+const METRICS: &str = "/api/v1/vmm.metrics";
 
 /// State of the connection.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -59,6 +62,9 @@ pub enum Progress {
 #[derive(Debug)]
 pub struct Connection {
     socket: OwnedFd,
+    access: Access,
+    /// The client's user; not looked at for clients that may do anything, who are one user.
+    user: Option<u32>,
     state: State,
     input: Vec<u8>,
     head: Option<Head>,
@@ -73,9 +79,15 @@ pub struct Connection {
 
 impl Connection {
     /// Creates a connection on a non-blocking socket.
-    pub fn new(socket: OwnedFd, now: Instant) -> Self {
+    pub fn new(socket: OwnedFd, access: Access, now: Instant) -> Self {
+        let user = match access {
+            Access::Full => None,
+            Access::Metrics => base::socket::user(&socket).ok(),
+        };
         Self {
             socket,
+            access,
+            user,
             state: State::Reading,
             input: Vec::new(),
             head: None,
@@ -85,6 +97,11 @@ impl Connection {
             deadline: None,
             end_of_input: false,
         }
+    }
+
+    /// The client's user, if clients are limited by user.
+    pub fn user(&self) -> Option<u32> {
+        self.user
     }
 
     /// Whether it may be closed in favor of a new connection, and its rank among the candidates:
@@ -244,7 +261,13 @@ impl Connection {
             let request = mem::replace(&mut self.input, rest);
             let fds = mem::take(&mut self.fds);
             let body = &request[head.len..];
-            match routes::route(&head.method, &head.path, body, fds) {
+            let request = match self.access {
+                Access::Metrics if head.path != METRICS => Err(not_here(&head.path).into()),
+                Access::Metrics | Access::Full => {
+                    routes::route(&head.method, &head.path, body, fds)
+                }
+            };
+            match request {
                 Ok(request) => {
                     let ends = matches!(request, Request::VmmShutdown);
                     let keep_alive = head.keep_alive;
@@ -271,6 +294,13 @@ impl Connection {
     fn begin(&mut self, now: Instant) -> bool {
         match http::parse_head(&self.input) {
             Ok(None) => false,
+            Ok(Some(head)) if self.access == Access::Metrics && head.body > 0 => {
+                // It would have to be kept until it is complete.
+                let message = "requests to a metrics socket have no body";
+                let error = ApiError::message(Status::PayloadTooLarge, message);
+                self.respond(&Message::error(&error), false, now);
+                false
+            }
             Ok(Some(head)) => {
                 if head.expects_continue && self.input.len() < head.len + head.body {
                     self.output.extend_from_slice(http::CONTINUE);
@@ -351,6 +381,13 @@ impl AsRawFd for Connection {
     fn as_raw_fd(&self) -> RawFd {
         self.socket.as_raw_fd()
     }
+}
+
+fn not_here(path: &str) -> ApiError {
+    let message = format!(
+        "there is no '{path}' on a metrics socket, only {METRICS}; the API socket has everything"
+    );
+    ApiError::message(Status::NotFound, message)
 }
 
 /// Takes ownership of the descriptors of a received message.

@@ -33,7 +33,7 @@ pub use channel::{ApiReceiver, ApiSender, Reply, channel};
 pub use error::{ApiError, Status};
 pub use fields::fields;
 pub use http::{Head, MAX_BODY, MAX_HEAD, parse_head};
-pub use listener::{ApiSocket, ListenError, Listener};
+pub use listener::{Access, ApiSocket, ListenError, Listener};
 pub use migration::{
     AccelMigration, MigrationMode, PassthroughMigration, ReceiveMigration, Rename,
     ResolveMigration, RunsAt, SendMigration, TimeoutStrategy,

@@ -1,4 +1,4 @@
-//! The API's listening socket.
+//! The API's listening sockets.
 
 use std::{
     io,
@@ -40,6 +40,15 @@ impl FromStr for ApiSocket {
     }
 }
 
+/// What the clients of a socket may ask for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Access {
+    /// Everything.
+    Full,
+    /// Metrics: requests that are answered with figures and change nothing.
+    Metrics,
+}
+
 /// The API cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
@@ -60,8 +69,8 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     socket: Arc<UnixListener>,
-    #[expect(dead_code, reason = "removes the file")]
     file: Option<SocketFile>,
+    access: Access,
 }
 
 impl Listener {
@@ -79,6 +88,19 @@ impl Listener {
         Ok(Self {
             socket: listener,
             file: Some(file),
+            access: Access::Full,
+        })
+    }
+
+    /// Starts listening for clients that may read metrics and do nothing else. The group of the socket's file may
+    /// connect, too. A stale socket file is replaced.
+    pub fn open_for_metrics(path: &Path) -> Result<Self, NameError> {
+        let NamedSocket { listener, file } = NamedSocket::listen_for_group(path)?;
+        base::socket::refuse_files(&*listener);
+        Ok(Self {
+            socket: listener,
+            file: Some(file),
+            access: Access::Metrics,
         })
     }
 
@@ -110,7 +132,18 @@ impl Listener {
         Ok(Self {
             socket: Arc::new(socket),
             file: None,
+            access: Access::Full,
         })
+    }
+
+    /// Takes the socket's file, which is removed when that is dropped.
+    pub(super) fn take_file(&mut self) -> Option<SocketFile> {
+        self.file.take()
+    }
+
+    /// What its clients may ask for.
+    pub(super) fn access(&self) -> Access {
+        self.access
     }
 
     /// The socket, non-blocking.
@@ -152,6 +185,17 @@ mod tests {
             Listener::bind(&path),
             Err(ListenError::Name(NameError::InUse(_)))
         ));
+        drop(listener);
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn the_group_of_its_file_may_connect_to_a_socket_for_metrics() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("metrics");
+        let listener = Listener::open_for_metrics(&path).unwrap();
+        let mode = fs::metadata(&path).unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o660);
         drop(listener);
         assert!(!path.exists());
     }

@@ -3,30 +3,44 @@
 //! It uses one epoll instance and non-blocking sockets. A client that sends nothing or only half a
 //! request, or does not read its response, occupies a connection. There are [`MAX_CONNECTIONS`];
 //! when all are in use, the one that has been idle longest is closed.
+//!
+//! Clients of a metrics socket are strangers. Each user has few connections; they are answered from one answer of the
+//! machine for a while; and the process does not wait for the thread that serves them when it ends: on kernels before
+//! 6.16 they can send it descriptors whose close hangs.
 
 use std::{
     collections::HashMap,
-    io,
+    io, mem,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     sync::{Arc, mpsc},
     thread,
     time::{Duration, Instant},
 };
 
-use devices::thread::{ThreadRole, ThreadSpawner};
+use devices::{
+    named_socket::SocketFile,
+    thread::{ThreadRole, ThreadSpawner},
+};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
 };
 
 use super::{
-    ApiError, ApiSender, Reply, Response,
+    Access, ApiError, ApiSender, Reply, Request, Response,
     connection::{Connection, Progress},
     listener::Listener,
 };
 
 /// Maximum number of concurrent connections.
 pub const MAX_CONNECTIONS: usize = 64;
+
+/// The same for clients that may only read metrics, of all users and of each.
+const MAX_METRICS_CONNECTIONS: usize = 32;
+const MAX_METRICS_CONNECTIONS_OF_USER: usize = 4;
+
+/// For how long metrics are told again: the machine's thread, and the vCPUs, must not wait for those who read them.
+const FRESH: Duration = Duration::from_millis(200);
 
 /// Maximum number of connections accepted in a row before the others get their turn.
 const ACCEPTS: usize = 64;
@@ -42,35 +56,44 @@ const ANSWERS: u64 = 1;
 const STOP: u64 = 2;
 const FIRST_CONNECTION: u64 = 3;
 
-type Answer = (u64, Result<Response, ApiError>);
+type Answer = Result<Response, ApiError>;
 
 /// A running server.
 pub struct Server {
     stop: EventFd,
     thread: thread::JoinHandle<()>,
+    /// The file of a metrics socket.
+    file: Option<SocketFile>,
 }
 
 impl Server {
-    /// Starts serving, on a thread called `http-server`.
+    /// Starts serving, on a thread called `http-server`, or `metrics-server`.
     pub fn start(
-        listener: Listener,
+        mut listener: Listener,
         sender: ApiSender,
         spawner: &dyn ThreadSpawner,
     ) -> io::Result<Self> {
+        let (name, file) = match listener.access() {
+            Access::Full => ("http-server", None),
+            Access::Metrics => ("metrics-server", listener.take_file()),
+        };
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let mut server = Loop::new(listener, sender, stop.try_clone()?)?;
         let body = Box::new(move || server.run());
-        let thread = spawner.spawn(ThreadRole::Api, "http-server", body);
+        let thread = spawner.spawn(ThreadRole::Api, name, body);
         let thread = thread.map_err(|error| {
             io::Error::new(error.kind(), format!("cannot start a thread: {error}"))
         })?;
-        Ok(Self { stop, thread })
+        Ok(Self { stop, thread, file })
     }
 
     /// Stops the server: no new requests are accepted, pending responses are sent, and the socket's
-    /// file is removed.
+    /// file is removed. The thread of a metrics socket is not waited for.
     pub fn stop(self) {
-        if let Err(error) = self.stop.write(1) {
+        if let Some(file) = self.file {
+            drop(file);
+            let _ = self.stop.write(1);
+        } else if let Err(error) = self.stop.write(1) {
             log::error!("cannot stop the API server: {error}");
         } else if self.thread.join().is_err() {
             log::error!("the API server panicked");
@@ -81,13 +104,20 @@ impl Server {
 struct Loop {
     epoll: Epoll,
     listener: Option<Listener>,
+    access: Access,
+    /// Maximum number of connections.
+    most: usize,
     sender: ApiSender,
     stop: EventFd,
-    answers: mpsc::Receiver<Answer>,
-    answer_sender: mpsc::Sender<Answer>,
+    answers: mpsc::Receiver<(u64, Answer)>,
+    answer_sender: mpsc::Sender<(u64, Answer)>,
     answered: Arc<EventFd>,
     connections: HashMap<u64, Connection>,
     next: u64,
+    /// The last answer to clients of a metrics socket, with its time.
+    metrics: Option<(Instant, Arc<Answer>)>,
+    /// The machine has been asked for the next one.
+    asked: bool,
 }
 
 impl Loop {
@@ -103,8 +133,15 @@ impl Loop {
             epoll.ctl(ControlOperation::Add, fd, event)?;
         }
         let (answer_sender, answers) = mpsc::channel();
+        let access = listener.access();
+        let most = match access {
+            Access::Full => MAX_CONNECTIONS,
+            Access::Metrics => MAX_METRICS_CONNECTIONS,
+        };
         Ok(Self {
             epoll,
+            access,
+            most,
             listener: Some(listener),
             sender,
             stop,
@@ -113,6 +150,8 @@ impl Loop {
             answered,
             connections: HashMap::new(),
             next: FIRST_CONNECTION,
+            metrics: None,
+            asked: false,
         })
     }
 
@@ -143,7 +182,7 @@ impl Loop {
                 }
             }
             while let Ok((id, answer)) = self.answers.try_recv() {
-                self.on(id, |connection| connection.answer(&answer, now));
+                self.deliver(id, answer, now);
             }
             self.expire(now);
             if let Some(end) = end
@@ -199,7 +238,7 @@ impl Loop {
                     Some(libc::EINTR | libc::ECONNABORTED) => continue,
                     Some(libc::EAGAIN) => {}
                     Some(libc::EMFILE | libc::ENFILE | libc::ENOMEM | libc::ENOBUFS)
-                        if self.evict() => {}
+                        if self.evict(|_| true) => {}
                     _ => {
                         log::warn!("cannot accept a connection to the API: {error}");
                         // The listener stays readable, so without a pause this would be a busy
@@ -211,27 +250,45 @@ impl Loop {
             }
             // SAFETY: accepted just now, so it has no other owner.
             let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-            if self.connections.len() >= MAX_CONNECTIONS && !self.evict() {
+            let connection = Connection::new(socket, self.access, now);
+            if !self.has_room(connection.user()) {
                 // All connections are carrying out requests, which are served one at a time. The
                 // client sees its connection closed.
-                log::warn!("the API has {MAX_CONNECTIONS} requests in progress and takes no more");
+                log::warn!(
+                    "the API has {} requests in progress and takes no more",
+                    self.most
+                );
                 continue;
             }
             let id = self.next;
             self.next += 1;
             let event = EpollEvent::new(EventSet::IN, id);
             match self.epoll.ctl(ControlOperation::Add, fd, event) {
-                Ok(()) => drop(self.connections.insert(id, Connection::new(socket, now))),
+                Ok(()) => {
+                    self.connections.insert(id, connection);
+                }
                 Err(error) => log::warn!("cannot serve a connection to the API: {error}"),
             }
         }
     }
 
-    /// Closes the best candidate for eviction; false if all connections are in use.
-    fn evict(&mut self) -> bool {
+    /// Whether there is room for a connection of this user, for which an idle one may be closed.
+    fn has_room(&mut self, user: Option<u32>) -> bool {
+        let is_same = |connection: &Connection| connection.user() == user;
+        let same = self.connections.values();
+        let same = same.filter(|connection| is_same(connection)).count();
+        if self.access == Access::Metrics && same >= MAX_METRICS_CONNECTIONS_OF_USER {
+            return self.evict(is_same);
+        }
+        self.connections.len() < self.most || self.evict(|_| true)
+    }
+
+    /// Closes the best candidate for eviction among these; false if all of them are in use.
+    fn evict(&mut self, among: impl Fn(&Connection) -> bool) -> bool {
         let candidates = self
             .connections
             .iter()
+            .filter(|(_, connection)| among(connection))
             .filter_map(|(id, connection)| Some((connection.evictable()?, *id)));
         match candidates.min() {
             Some((_, id)) => self.connections.remove(&id).is_some(),
@@ -241,7 +298,7 @@ impl Loop {
 
     fn serve(&mut self, id: u64, events: EventSet, now: Instant) {
         let gone = events.intersects(EventSet::HANG_UP | EventSet::ERROR);
-        self.on(id, |connection| {
+        self.on(id, now, |connection| {
             if connection.wants_input() && events.intersects(EventSet::IN | EventSet::HANG_UP) {
                 connection.readable(now)
             } else if gone {
@@ -262,24 +319,33 @@ impl Loop {
         };
         let ids: Vec<u64> = self.connections.iter().filter_map(due).collect();
         for id in ids {
-            self.on(id, |connection| connection.expire(now));
+            self.on(id, now, |connection| connection.expire(now));
         }
     }
 
     /// Runs `work` on a connection and acts on the result.
-    fn on(&mut self, id: u64, work: impl FnOnce(&mut Connection) -> Progress) {
+    fn on(&mut self, id: u64, now: Instant, work: impl FnOnce(&mut Connection) -> Progress) {
         let Some(connection) = self.connections.get_mut(&id) else {
             return;
         };
-        match work(connection) {
-            Progress::Open => {}
-            Progress::Request(request) => {
-                let reply = self.reply(id);
-                self.sender.send(request, reply);
-            }
-            Progress::Closed => {
-                self.connections.remove(&id);
-                return;
+        let mut progress = work(connection);
+        loop {
+            match progress {
+                Progress::Open => break,
+                Progress::Request(request) => {
+                    let Some(answer) = self.ask(id, request, now) else {
+                        break;
+                    };
+                    // The next request may have arrived already.
+                    let Some(connection) = self.connections.get_mut(&id) else {
+                        return;
+                    };
+                    progress = connection.answer(&answer, now);
+                }
+                Progress::Closed => {
+                    self.connections.remove(&id);
+                    return;
+                }
             }
         }
         let Some(connection) = self.connections.get(&id) else {
@@ -293,6 +359,36 @@ impl Loop {
         if let Err(error) = self.epoll.ctl(ControlOperation::Modify, fd, event) {
             log::warn!("cannot serve a connection to the API: {error}");
             self.connections.remove(&id);
+        }
+    }
+
+    /// Asks the machine; or returns its last answer, if that will do.
+    fn ask(&mut self, id: u64, request: Request, now: Instant) -> Option<Arc<Answer>> {
+        if self.access == Access::Metrics {
+            let fresh = |(time, _): &&(Instant, _)| now.saturating_duration_since(*time) < FRESH;
+            if let Some((_, answer)) = self.metrics.as_ref().filter(fresh) {
+                return Some(Arc::clone(answer));
+            }
+            if mem::replace(&mut self.asked, true) {
+                return None;
+            }
+        }
+        let reply = self.reply(id);
+        self.sender.send(request, reply);
+        None
+    }
+
+    /// Sends an answer of the machine to the client; metrics to all that wait for them.
+    fn deliver(&mut self, id: u64, answer: Answer, now: Instant) {
+        if self.access == Access::Full {
+            return self.on(id, now, |connection| connection.answer(&answer, now));
+        }
+        let answer = Arc::new(answer);
+        self.metrics = Some((now, Arc::clone(&answer)));
+        self.asked = false;
+        let ids: Vec<u64> = self.connections.keys().copied().collect();
+        for id in ids {
+            self.on(id, now, |connection| connection.answer(&answer, now));
         }
     }
 

@@ -54,7 +54,7 @@ impl Handler for Machine {
 struct Rig {
     path: PathBuf,
     asked: mpsc::Receiver<Request>,
-    server: Option<Server>,
+    servers: Vec<Server>,
     machine: Option<thread::JoinHandle<()>>,
     _dir: TempDir,
 }
@@ -65,7 +65,10 @@ impl Rig {
         let path = dir.path().join("api");
         let listener = Listener::open(&ApiSocket::Path(path.clone())).unwrap();
         let (sender, receiver) = channel().unwrap();
-        let server = Server::start(listener, sender, &Unconfined).unwrap();
+        let metrics = Listener::open_for_metrics(&dir.path().join("metrics")).unwrap();
+        let servers = [(metrics, sender.try_clone().unwrap()), (listener, sender)];
+        let servers =
+            servers.map(|(listener, sender)| Server::start(listener, sender, &Unconfined).unwrap());
         let (asked_sender, asked) = mpsc::channel();
         let machine = thread::spawn(move || {
             let mut machine = Machine {
@@ -87,14 +90,18 @@ impl Rig {
         Self {
             path,
             asked,
-            server: Some(server),
+            servers: servers.into(),
             machine: Some(machine),
             _dir: dir,
         }
     }
 
     fn connect(&self) -> UnixStream {
-        let stream = UnixStream::connect(&self.path).unwrap();
+        self.connect_to("api")
+    }
+
+    fn connect_to(&self, name: &str) -> UnixStream {
+        let stream = UnixStream::connect(self.path.with_file_name(name)).unwrap();
         stream
             .set_read_timeout(Some(Duration::from_secs(30)))
             .unwrap();
@@ -113,8 +120,9 @@ impl Drop for Rig {
         if self.machine.is_some() && !thread::panicking() {
             assert_eq!(self.ask("PUT", "vmm.shutdown", ""), (200, String::new()));
             self.machine.take().unwrap().join().unwrap();
-            self.server.take().unwrap().stop();
+            self.servers.drain(..).for_each(Server::stop);
             assert!(!self.path.exists());
+            assert!(!self.path.with_file_name("metrics").exists());
         }
     }
 }
@@ -170,6 +178,57 @@ fn requests_are_answered_in_the_form_that_clients_expect() {
     assert_eq!(rig.ask("PUT", "vmm.ping", "").0, 405);
     assert_eq!(rig.ask("GET", "nowhere", "").0, 404);
     assert!(rig.ask("GET", "vmm.metrics", "").1.contains("gantry_info"));
+}
+
+#[test]
+fn clients_of_a_metrics_socket_read_metrics_and_do_nothing_else() {
+    let rig = Rig::new(None);
+    let mut stream = rig.connect_to("metrics");
+    let mut ask = |method, path, body| {
+        send(&mut stream, method, path, body);
+        receive(&mut stream)
+    };
+    let (status, body) = ask("GET", "vmm.metrics", "");
+    assert!(status == 200 && body.contains("gantry_info"), "{body}");
+    assert_eq!(ask("PUT", "vmm.metrics", "").0, 405);
+    for route in routes() {
+        if route.path != "vmm.metrics" {
+            let (status, body) = ask(route.method, route.path, "");
+            assert!(status == 404 && body.contains("metrics socket"), "{body}");
+        }
+    }
+    // A body is not waited for, let alone parsed.
+    let head = "PUT /api/v1/vm.create HTTP/1.1\r\nContent-Length: 1000000\r\n\r\n";
+    stream.write_all(head.as_bytes()).unwrap();
+    assert_eq!(receive(&mut stream).0, 413);
+    // Nothing else has reached the machine.
+    let asked: Vec<_> = rig.asked.try_iter().collect();
+    assert!(matches!(asked[..], [Request::VmmMetrics]), "{asked:?}");
+}
+
+#[test]
+fn however_often_metrics_are_read_the_machine_is_asked_seldom() {
+    let rig = Rig::new(None);
+    let mut stream = rig.connect_to("metrics");
+    let request = "GET /api/v1/vmm.metrics HTTP/1.1\r\n\r\n";
+    stream.write_all(request.repeat(20).as_bytes()).unwrap();
+    for _ in 0..20 {
+        let (status, body) = receive(&mut stream);
+        assert!(status == 200 && body.contains("gantry_info"), "{body}");
+    }
+    assert_eq!(rig.asked.try_iter().count(), 1);
+}
+
+#[test]
+fn a_user_has_few_connections_to_a_metrics_socket() {
+    let rig = Rig::new(None);
+    let mut streams: Vec<_> = (0..5).map(|_| rig.connect_to("metrics")).collect();
+    // The oldest makes way.
+    assert_eq!(streams[0].read(&mut [0]).unwrap(), 0);
+    for stream in &mut streams[1..] {
+        send(stream, "GET", "vmm.metrics", "");
+        assert_eq!(receive(stream).0, 200);
+    }
 }
 
 #[test]

@@ -80,6 +80,10 @@ pub struct Cli {
     #[arg(long, value_name = "SOCKET", help_heading = "Gantry")]
     pub api_socket: Option<ApiSocket>,
 
+    /// Unix socket on which to serve metrics and nothing else, to the group of its file, too.
+    #[arg(long, value_name = "PATH", help_heading = "Gantry")]
+    pub metrics_socket: Option<PathBuf>,
+
     /// Stay when the guest powers off, as after vm.shutdown: vm.boot starts the VM again.
     #[arg(long, requires = "api_socket", help_heading = "Gantry")]
     pub no_shutdown: bool,

@@ -43,7 +43,7 @@ fn a_vm_is_described_as_for_cloud_hypervisor() {
          --rng src=/dev/random --balloon size=0 --pmem file=/p --vsock cid=3,socket=/v \
          --serial tty --console off --platform num_pci_segments=2 --watchdog \
          --pci-root-port id=one id=two --device path=/d,parent=two,pci_function=3 \
-         --api-socket path=/s --no-shutdown --event-monitor path=/e --log-file /l --log-format json -vv --seccomp log --landlock \
+         --api-socket path=/s --no-shutdown --event-monitor path=/e --log-file /l --log-format json --metrics-socket /m.vm -vv --seccomp log --landlock \
          --landlock-rules path=/x,access=rw",
     );
     assert_eq!(cli.verbosity, 2);
