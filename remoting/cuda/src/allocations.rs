@@ -12,7 +12,7 @@ use remoting_session::quota::Charge;
 
 use super::{
     Server,
-    cover::{Extent, Pinned},
+    cover::{Extent, Orphans, Pinned},
     driver::{cu, outcome},
     memory::Stretch,
     nodes::MOST,
@@ -215,11 +215,27 @@ impl Server {
         Ok(device)
     }
 
-    /// Registers pinned memory of other contexts again, as the context has ended in which it was registered. None of their work
-    /// that may use it is under way.
-    pub(super) fn hand_over(&mut self, orphans: Vec<Pinned>) {
+    /// Registers pinned memory of other contexts again, and places of their graphs, as the context has ended in which they were
+    /// registered. None of their work that may use it is under way.
+    pub(super) fn hand_over(&mut self, orphans: Orphans) {
         let before = self.backend.api.current();
-        for pinned in orphans {
+        for (context, range) in orphans.places {
+            let registered = self.enter(context).and_then(|_| {
+                let (backend, window) = (&mut self.session.backend, &self.session.window);
+                let reached =
+                    (backend.cover).reach(&backend.api, window, context, range, Extent::Exact);
+                // Another context with places there may have come first.
+                backend.cover.place(window, context, range);
+                reached
+            });
+            if let Err(code) = registered {
+                base::note!(
+                    "gantry-accel: graphs of an application have lost memory, as the driver does not register it again \
+                     (code {code}): a context was destroyed in which it was registered"
+                );
+            }
+        }
+        for pinned in orphans.pins {
             let (offset, length) = pinned.range;
             let call = Pin {
                 context: pinned.context,

@@ -285,7 +285,9 @@ impl Backend for CudaBackend {
         }
         if let Some(parked) = server.backend.parked.take() {
             let waits = match parked.until() {
-                Until::NoFunctions => server.backend.has_pending(),
+                Until::NoFunctions(_) => {
+                    server.backend.has_pending() || !parked.is_ready(&server.backend.api)
+                }
                 Until::Work(_) => !parked.is_ready(&server.backend.api),
                 Until::Room(_) => server.has_untold() && !parked.is_ready(&server.backend.api),
             };

@@ -5,9 +5,13 @@
 //! two parts meet; a graph node cannot be split.
 //!
 //! A registration ends with the context in which it was made. Pinned memory of one context may lie in a part of another: it
-//! is borrowed from there, and handed over to its own context when the other one ends. So are places of graphs' nodes.
+//! is borrowed from there, and handed over to its own context when the other one ends. So are parts with places of graphs'
+//! nodes.
 
-use std::{collections::BTreeMap, ffi::c_void};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::c_void,
+};
 
 use remoting_proto::apis::cuda::codes;
 use remoting_transport::window::Window;
@@ -66,6 +70,18 @@ pub(super) struct Cover {
     borrowed: BTreeMap<u64, Pinned>,
     /// The contexts in whose parts there are any.
     lenders: Vec<u32>,
+    /// Contexts that have graphs with places in a part of another, with the part's start. A graph uses them whenever it is
+    /// launched, so they are known as long as the part and both contexts are there.
+    places: BTreeSet<(u32, u64)>,
+}
+
+/// What is no longer registered, as the context has ended that had registered it.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Orphans {
+    /// Pinned memory of other contexts.
+    pub(super) pins: Vec<Pinned>,
+    /// Ranges of the window in which graphs of another context have places.
+    pub(super) places: Vec<(u32, (u64, u64))>,
 }
 
 impl Cover {
@@ -219,10 +235,14 @@ impl Cover {
         Ok(())
     }
 
-    /// Whether a range is part of borrowed memory.
-    pub(super) fn is_borrowed(&self, (offset, length): (u64, u64)) -> bool {
-        let last = self.borrowed.range(..=offset).next_back();
-        last.is_some_and(|(_, one)| one.range.0 + one.range.1 >= offset + length)
+    /// Records that a graph of a context has a place in this range of the window's data.
+    pub(super) fn place(&mut self, window: &Window, context: u32, (offset, length): (u64, u64)) {
+        let start = offset.saturating_sub(window.data());
+        let parts = self.parts.range(..start + length).rev();
+        let parts = parts.take_while(|(_, part)| part.end > start);
+        let foreign = parts.filter(|(_, part)| part.context != context);
+        self.places
+            .extend(foreign.map(|(start, _)| (context, *start)));
     }
 
     fn borrow(&mut self, window: &Window, pinned: Pinned) {
@@ -251,26 +271,35 @@ impl Cover {
     }
 
     /// Forgets the parts that were registered in a context that has been destroyed, and its own pinned memory. Returns what
-    /// others have borrowed there, which is no longer registered.
-    pub(super) fn forget(&mut self, window: &Window, context: u32) -> Vec<Pinned> {
+    /// others have there, which is no longer registered.
+    pub(super) fn forget(&mut self, window: &Window, context: u32) -> Orphans {
+        self.places.retain(|(of, _)| *of != context);
+        let is_gone = |start: &u64| self.parts.get(start).filter(|part| part.context == context);
+        let gone = |(of, start): &(u32, u64)| {
+            let length = is_gone(start)?.end - start;
+            Some((*of, (window.data() + start, length)))
+        };
+        let places: Vec<_> = self.places.iter().filter_map(gone).collect();
         let of_parts = |cover: &Self, one: &Pinned| {
             let mut registrars = cover.registrars(window, one.range.0, one.range.1);
             one.context != context && registrars.any(|registrar| registrar == context)
         };
         let all: Vec<Pinned> = self.borrowed.values().copied().collect();
-        let orphans: Vec<_> = all.into_iter().filter(|one| of_parts(self, one)).collect();
+        let pins: Vec<_> = all.into_iter().filter(|one| of_parts(self, one)).collect();
         let before = self.parts.len();
         self.parts.retain(|_, part| part.context != context);
         let sizes = self.parts.iter().map(|(start, part)| part.end - start);
         self.size = sizes.sum();
         // The driver may register more now.
         self.refused &= self.parts.len() == before;
-        for orphan in &orphans {
-            self.borrowed.remove(&orphan.range.0);
+        for pin in &pins {
+            self.borrowed.remove(&pin.range.0);
         }
         self.borrowed.retain(|_, one| one.context != context);
         self.borrow_all(window);
-        orphans
+        let parts = &self.parts;
+        self.places.retain(|(_, start)| parts.contains_key(start));
+        Orphans { pins, places }
     }
 
     /// A range of the window's data, split where two parts meet.
@@ -352,7 +381,17 @@ mod tests {
         cover.add(8 * MIB, 10 * MIB, 2);
         cover.add(10 * MIB, 14 * MIB, 1);
         let window = window();
-        assert_eq!(cover.forget(&window, 1), []);
+        let own = (window.data() + MIB, 4096);
+        let others = (window.data() + 9 * MIB, 2 * MIB);
+        for context in [1, 2] {
+            cover.place(&window, context, own);
+            cover.place(&window, context, others);
+        }
+        let orphans = cover.forget(&window, 1);
+        assert_eq!(orphans.pins, []);
+        let parts = [(0, 8), (10, 4)].map(|(at, size)| (2, (window.data() + at * MIB, size * MIB)));
+        assert_eq!(orphans.places, parts);
+        assert_eq!(cover.places, BTreeSet::new());
         assert_eq!((cover.all(), cover.size), (vec![(8, 10)], 2 * MIB));
     }
 
@@ -390,9 +429,9 @@ mod tests {
         // The client has freed it, and uses a part of its place.
         cover.pin(&window, pinned(2 * MIB, 4096, 3)).unwrap();
         assert_eq!(lenders(&cover, 3), [1, 2]);
-        assert_eq!(cover.forget(&window, 1), [small]);
+        assert_eq!(cover.forget(&window, 1).pins, [small]);
         assert_eq!(lenders(&cover, 3), [2]);
-        assert_eq!(cover.forget(&window, 3), []);
+        assert_eq!(cover.forget(&window, 3), Orphans::default());
         assert_eq!(cover.borrowed, BTreeMap::new());
     }
 

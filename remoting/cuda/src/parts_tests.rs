@@ -541,6 +541,44 @@ fn a_context_ends_though_others_streams_wait_for_what_comes_later() {
 }
 
 #[test]
+fn a_context_whose_end_waits_for_a_function_does_not_wait_for_what_comes_meanwhile() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    let gate = copier.goes_on_elsewhere();
+    // Memory that another context has pinned there, so that its work may use it.
+    let pin = Pin {
+        context: copier.context,
+        offset: copier.window.data() + FIRST,
+        length: PAGE,
+        whole: true,
+    };
+    let device = copier.server.pin(&pin).unwrap();
+    copier.stream = testing::made(&mut copier.server, copier.context, "cuStreamCreate", &[1]);
+    let returned = copier.hold();
+    assert!(!copier.destroys(first), "a function is due");
+    copier.context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
+    copier.stream = testing::made(&mut copier.server, copier.context, "cuStreamCreate", &[1]);
+    let words = [copier.stream.into(), gate.as_ptr() as u64, 1, 0];
+    let (function, bytes) = testing::arguments("cuStreamWaitValue32_v2", &words);
+    let third = copier.context;
+    copier.server.forward(third, function, &bytes.0).unwrap();
+    let call = Fill {
+        context: third,
+        stream: copier.stream,
+        at: device,
+        value: 7,
+        width: 1,
+        count: PAGE,
+        pitch: 0,
+        rows: 1,
+    };
+    copier.post(call, Request::Fill);
+    returned.store(1, Ordering::SeqCst);
+    copier.awaits_end(first);
+    gate.store(1, Ordering::SeqCst);
+}
+
+#[test]
 fn a_context_does_not_end_beside_a_capture_before_others_copies() {
     let mut copier = Copier::new(testing::driver());
     let first = copier.context;

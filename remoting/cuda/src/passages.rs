@@ -6,7 +6,6 @@
 
 use std::collections::HashMap;
 
-use remoting_proto::apis::cuda::calls::Pin;
 use remoting_session::backend::Fences;
 
 use super::{Server, driver::Api, fences::Fence};
@@ -152,23 +151,11 @@ impl Server {
     pub(super) fn passes_in_graphs(&mut self, registrars: Vec<u32>) {
         let taken = std::mem::take(&mut self.backend.passages.taken);
         self.backend.passages.in_graphs(registrars);
-        if taken.is_empty() {
-            return;
+        let session = &mut self.session;
+        for (context, range) in taken {
+            let cover = &mut session.backend.cover;
+            cover.place(&session.window, context, range);
         }
-        let before = self.backend.api.current();
-        for (context, (offset, length)) in taken {
-            if self.backend.cover.is_borrowed((offset, length)) {
-                continue;
-            }
-            // There may be too many: the driver reports what is lost to a graph.
-            let _ = self.pin(&Pin {
-                context,
-                offset,
-                length,
-                whole: false,
-            });
-        }
-        self.backend.api.enter(before);
     }
 
     /// Records a fence behind the current request, if it passes through registrations of other contexts.

@@ -35,8 +35,8 @@ const MOST_ROUNDS: u32 = 16;
 /// Until when a request is deferred. A reference to each fence is held.
 #[derive(Debug)]
 pub(super) enum Until {
-    /// Until no client function is pending.
-    NoFunctions,
+    /// Until no client function is pending, and this work is done.
+    NoFunctions(Vec<Fence>),
     /// Until this work is done.
     Work(Vec<Fence>),
     /// Until a stream has done this work, and the driver takes more.
@@ -46,8 +46,7 @@ pub(super) enum Until {
 impl Until {
     fn fences(&self) -> &[Fence] {
         match self {
-            Self::NoFunctions => &[],
-            Self::Work(fences) => fences,
+            Self::NoFunctions(fences) | Self::Work(fences) => fences,
             Self::Room(fence) => std::slice::from_ref(fence),
         }
     }
@@ -58,7 +57,8 @@ impl Until {
 pub(super) struct Rounds {
     /// In total.
     all: u32,
-    /// It has waited for work that may access pinned memory.
+    /// The work that may access pinned memory has been looked for: once, when the request came, as work that comes later may
+    /// wait for what only comes when this has ended.
     for_access: bool,
 }
 
@@ -216,14 +216,22 @@ impl Server {
     /// Defers a request in which the driver might wait for a client function until none is pending. Client functions
     /// are reported by this very thread, which therefore must not block.
     pub(super) fn wait_for_functions(&mut self, header: Header, request: Request, rounds: Rounds) {
-        for fence in self.backend.calling.clone() {
+        let backend = &self.backend;
+        let ended = self.ended_by(&request).filter(|_| !rounds.for_access);
+        let may_access = &[Use::MayAccess];
+        let fences = ended.map(|ended| backend.passages.through(&backend.api, ended, may_access));
+        let fences = fences.unwrap_or_default();
+        for fence in [&self.backend.calling[..], &fences].concat() {
             self.watch(fence, None);
         }
         self.defer(PutOff {
             header,
             request,
-            until: Until::NoFunctions,
-            rounds,
+            until: Until::NoFunctions(fences),
+            rounds: Rounds {
+                for_access: rounds.for_access || ended.is_some(),
+                ..rounds
+            },
         });
     }
 
@@ -329,6 +337,15 @@ impl Server {
         is_unknown.then_some((context, stream))
     }
 
+    /// The context that a request ends.
+    fn ended_by(&self, request: &Request) -> Option<u32> {
+        match request {
+            Request::Forward(call) => self.ended_context(call.function, &call.arguments.0),
+            Request::Post(call) => self.ended_context(call.function, &call.arguments.0),
+            _ => None,
+        }
+    }
+
     /// Defers a request that ends a context until the work of other contexts is over that passes through parts of the window
     /// which that context has registered. Returns the request if there is none.
     pub(super) fn wait_for_passages(
@@ -337,13 +354,8 @@ impl Server {
         request: Request,
         rounds: Rounds,
     ) -> Option<(Header, Request)> {
-        let ended = match &request {
-            Request::Forward(call) => self.ended_context(call.function, &call.arguments.0),
-            Request::Post(call) => self.ended_context(call.function, &call.arguments.0),
-            _ => None,
-        };
+        let ended = self.ended_by(&request);
         let backend = &self.backend;
-        // Once, of what may access pinned memory: work that came later may wait for what only comes when this has ended.
         let used = match rounds.for_access {
             false => &[Use::Passes, Use::MayAccess][..],
             true => &[Use::Passes],
