@@ -10,14 +10,14 @@ use std::{
     process::{Child, Command, Stdio},
     ptr::null_mut,
     sync::{
-        Arc,
+        Arc, Mutex,
         mpsc::{self, RecvTimeoutError, Sender},
     },
     thread,
     time::Duration,
 };
 
-use base::limits::Limit;
+use base::{Unpoisoned, limits::Limit};
 use remoting_transport::closer::Closer;
 use remoting_turns::introduce;
 
@@ -36,6 +36,8 @@ use super::{
 
 /// How long to wait before a control group whose processes have not ended is removed again.
 const REMOVE_RETRY: Duration = Duration::from_secs(1);
+/// Stack size in bytes of a thread that waits for the end of a worker.
+const STACK: usize = 64 << 10;
 
 /// A worker process, and what goes when it does.
 #[derive(Debug)]
@@ -103,11 +105,23 @@ impl Worker {
     /// Kills it, and leaves the rest to a thread: a driver may take long to end, and nobody waits for that.
     pub fn end_aside(self, remover: &Sender<Remains>, closer: &Closer) {
         self.kill();
-        closer.close(Killed {
+        let killed = Killed {
             worker: Some(self),
             remover: remover.clone(),
             closer: closer.clone(),
-        });
+        };
+        // Not behind files that others have sent, which may never close.
+        let killed = Arc::new(Mutex::new(Some(killed)));
+        let of_thread = Arc::clone(&killed);
+        let thread = thread::Builder::new().name("end".to_owned());
+        let started = thread
+            .stack_size(STACK)
+            .spawn(move || drop(of_thread.lock_unpoisoned().take()));
+        if started.is_err()
+            && let Some(killed) = killed.lock_unpoisoned().take()
+        {
+            closer.close(killed);
+        }
     }
 }
 
