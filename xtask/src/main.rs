@@ -7,6 +7,7 @@
 //! - [`fairness`]: how accelerators are shared, simulated in virtual time.
 //! - [`fuzz`]: fuzzes what guests, clients and files can do.
 //! - [`gloop`]: kernels that yield the GPU by themselves.
+//! - [`guard`]: ends what a command has started, however the command ends.
 //! - [`moved_guest`]: a VM that migrates together with its application.
 //! - [`ring`]: calls over an accelerator's rings from ring 3 of a guest.
 //! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fair that is;
@@ -38,6 +39,7 @@ mod gloop;
 mod gloop_turns;
 mod gpu_machine;
 mod gpuvm;
+mod guard;
 mod guest_gpu;
 mod moved_guest;
 mod opencl;
@@ -89,21 +91,26 @@ enum Command {
 }
 
 fn main() {
-    let result = match Arguments::parse().command {
-        Command::CudaKernels(options) => cuda::kernels::run(&options),
-        Command::CudaDefinition(options) => cuda::run(&options),
-        Command::Demo(options) => demo::run(&options),
-        Command::Bench(options) => bench::run(&options),
-        Command::Fuzz(options) => fuzz::run(&options),
-        Command::Package(options) => package::run(&options),
-        Command::Release(options) => release::run(&options),
-        Command::Test(options) => test::run(&options),
-    };
+    let command = Arguments::parse().command;
+    let result = guard::keep().and_then(|()| run(&command));
     if let Err(error) = result {
         eprintln!("error: {error}");
         for cause in error.chain().skip(1) {
             eprintln!("  because: {cause}");
         }
         std::process::exit(1);
+    }
+}
+
+fn run(command: &Command) -> anyhow::Result<()> {
+    match command {
+        Command::CudaKernels(options) => cuda::kernels::run(options),
+        Command::CudaDefinition(options) => cuda::run(options),
+        Command::Demo(options) => demo::run(options),
+        Command::Bench(options) => bench::run(options),
+        Command::Fuzz(options) => fuzz::run(options),
+        Command::Package(options) => package::run(options),
+        Command::Release(options) => release::run(options),
+        Command::Test(options) => test::run(options),
     }
 }
