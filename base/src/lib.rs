@@ -6,6 +6,7 @@
 //! - [`patience`]: waiting until a deadline or a cancellation
 //! - [`poll`]: waiting for any number of descriptors; [`event`]: waking a thread that does
 //! - [`socket`]: Unix sockets: passing descriptors, the peer's user, non-blocking connects, packets
+//! - [`metrics_socket`]: tells strangers a document, on a thread of its own
 //! - [`tcp`]: TCP connections that detect that the peer machine is gone
 //! - [`child`]: child processes that do not outlive their parent
 //! - [`fork`]: telling a process from the children that it forks
@@ -34,6 +35,7 @@ pub mod lock;
 pub mod mapping;
 pub mod memfd;
 pub mod memory;
+pub mod metrics_socket;
 pub mod note;
 pub mod output;
 pub mod paths;

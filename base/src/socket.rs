@@ -51,6 +51,16 @@ fn address(path: &Path) -> io::Result<libc::sockaddr_un> {
 /// Connects without blocking: if the listener's queue is full, the error is `WouldBlock`. The
 /// connection is non-blocking, too.
 pub fn connect(path: &Path) -> io::Result<UnixStream> {
+    connect_with(path, |_| ())
+}
+
+/// The same, for a connection over which no files come: see [`refuse_files`].
+pub fn connect_without_files(path: &Path) -> io::Result<UnixStream> {
+    // Before there is a peer, which may send at once.
+    connect_with(path, |socket| refuse_files(socket))
+}
+
+fn connect_with(path: &Path, prepare: impl FnOnce(&UnixStream)) -> io::Result<UnixStream> {
     let address = address(path)?;
     let kind = libc::SOCK_STREAM | libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
     // SAFETY: a call without pointers; then a new descriptor that has no other owner; then an
@@ -61,6 +71,7 @@ pub fn connect(path: &Path) -> io::Result<UnixStream> {
             return Err(io::Error::last_os_error());
         }
         let stream = UnixStream::from_raw_fd(fd);
+        prepare(&stream);
         let size = size_of_val(&address) as libc::socklen_t;
         if libc::connect(fd, (&raw const address).cast(), size) < 0 {
             return Err(io::Error::last_os_error());
@@ -486,6 +497,10 @@ mod tests {
         let early = send(&client, b"file", &[client.as_fd()]);
         let (accepted, _) = listener.accept().unwrap();
         let late = send(&client, b"file", &[client.as_fd()]);
+        let careful = connect_without_files(&path).unwrap();
+        let (from, _) = listener.accept().unwrap();
+        let back = send(&from, b"file", &[client.as_fd()]);
+        drop(careful);
         fs::remove_dir_all(folder).unwrap();
         let mut value: libc::c_int = 1;
         let mut size = size_of_val(&value) as libc::socklen_t;
@@ -503,7 +518,7 @@ mod tests {
             eprintln!("not tested: this kernel has no SO_PASSRIGHTS");
             return;
         }
-        for sent in [early, late] {
+        for sent in [early, late, back] {
             assert_eq!(sent.unwrap_err().raw_os_error(), Some(libc::EPERM));
         }
         send(&client, b"word", &[]).unwrap();

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use base::metrics_socket;
 use remoting_transport::socket;
 use rustix::net::SendFlags;
 use serde::{Deserialize, Serialize};
@@ -65,6 +66,20 @@ pub(crate) fn listen(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+/// Tells the status of the process that serves at `socket` at a further path, to which the group of the socket's file may
+/// connect, too. A thread of its own reads it as any reader does: no stranger delays who shares the device.
+///
+/// # Errors
+/// It cannot listen there, or cannot start a thread.
+pub fn relay(socket: &Path, to: &Path) -> io::Result<()> {
+    let socket = socket.to_owned();
+    metrics_socket::serve(to, move || Ok(serde_json::to_vec(&read(&socket)?)?))
+}
+
+/// Size in bytes that the buffer of a connection to a reader is given: the status of as many clients as an arbiter
+/// remembers fits into it, with what the kernel adds for itself.
+const BUFFER: usize = 1 << 20;
+
 /// Reads the status of the process that serves at `socket`.
 pub fn read(socket: &Path) -> io::Result<Status> {
     let mut stream = UnixStream::connect(path(socket))?;
@@ -76,10 +91,58 @@ pub fn read(socket: &Path) -> io::Result<Status> {
 
 impl Status {
     /// Sends the status to one reader, which must not delay the process: what does not fit into the
-    /// socket's buffer at once (hundreds of clients do) is cut off.
+    /// socket's buffer at once is cut off.
     pub(crate) fn send(&self, stream: &UnixStream) -> io::Result<()> {
         let text = serde_json::to_vec(self)?;
+        // If the machine permits less (net.core.wmem_max), or the process may not ask for it, less fits.
+        let _ = rustix::net::sockopt::set_socket_send_buffer_size(stream, BUFFER);
         rustix::net::send(stream, &text, SendFlags::DONTWAIT | SendFlags::NOSIGNAL)?;
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reader_gets_all_clients_however_many_there_are() {
+        let client = |number| Client {
+            name: format!("{number:0>64}"),
+            weight: 10_000,
+            device_time: u64::MAX,
+            queueing_time: u64::MAX,
+            calls: u64::MAX,
+            ..Client::default()
+        };
+        let status = Status {
+            clients: (0..1024).map(client).collect(),
+            ..Status::default()
+        };
+        let (to, mut from) = UnixStream::pair().unwrap();
+        status.send(&to).unwrap();
+        drop(to);
+        let mut text = Vec::new();
+        from.read_to_end(&mut text).unwrap();
+        assert_eq!(serde_json::from_slice::<Status>(&text).unwrap(), status);
+    }
+
+    #[test]
+    fn the_group_is_told_what_the_own_user_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let (socket, to) = (folder.path().join("s"), folder.path().join("a.arbiter"));
+        let readers = UnixListener::bind(path(&socket)).unwrap();
+        relay(&socket, &to).unwrap();
+        let status = Status {
+            policy: "fair".to_owned(),
+            ..Status::default()
+        };
+        let sent = status.clone();
+        let arbiter = std::thread::spawn(move || sent.send(&readers.accept().unwrap().0).unwrap());
+        let mut text = Vec::new();
+        let mut stream = UnixStream::connect(&to).unwrap();
+        stream.read_to_end(&mut text).unwrap();
+        assert_eq!(serde_json::from_slice::<Status>(&text).unwrap(), status);
+        arbiter.join().unwrap();
     }
 }

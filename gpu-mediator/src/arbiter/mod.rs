@@ -112,6 +112,8 @@ struct Vm {
     /// The device time that it was charged for in time slices, and the time for which it waited meanwhile.
     sliced: Duration,
     delayed: Duration,
+    /// The device time in nanoseconds, calls and synchronous calls that readers of the status have seen last.
+    shown: [u64; 3],
 }
 
 /// A worker, and its client.
@@ -480,6 +482,7 @@ impl Arbiter {
             killed: 0,
             sliced: Duration::ZERO,
             delayed: Duration::ZERO,
+            shown: [0; 3],
         };
         self.vms.insert(id, vm);
         id

@@ -18,7 +18,7 @@ impl Arbiter {
         }
     }
 
-    pub(super) fn status(&self, now: Moment) -> Status {
+    pub(super) fn status(&mut self, now: Moment) -> Status {
         let clients = self.vms.iter().map(|(&id, vm)| {
             let figures = self.scheduler.figures(id, now).unwrap_or_default();
             let workers = || self.members.values().filter(|member| member.vm == id);
@@ -26,14 +26,16 @@ impl Arbiter {
                 let values = workers().map(|member| value(&member.worker));
                 values.fold(0, u64::saturating_add)
             };
-            // For the holder, this includes what it has used in the current turn.
+            // For the holder, this includes what it has used in the current turn; no more than it will be charged for.
             let holds = self.scheduler.holder() == Some(id);
             let running = self
                 .turn
                 .and_then(|turn| self.members.get(&turn.member).filter(|_| holds))
                 .map_or(0, |member| {
                     let busy = member.worker.account().busy.load(Ordering::Relaxed);
-                    busy.saturating_sub(member.busy)
+                    let held = self.scheduler.held(now).as_nanos();
+                    let held = u64::try_from(held).unwrap_or(u64::MAX);
+                    busy.saturating_sub(member.busy).min(held)
                 });
             status::Client {
                 name: vm.name.clone(),
@@ -54,10 +56,23 @@ impl Arbiter {
                 holds,
             }
         });
+        let mut clients: Vec<_> = clients.collect();
+        // Workers write their accounts themselves. Who takes what was shown for a counter must not see it fall.
+        for (client, vm) in clients.iter_mut().zip(self.vms.values_mut()) {
+            let figures = [
+                &mut client.device_time,
+                &mut client.calls,
+                &mut client.synchronous_calls,
+            ];
+            for (figure, shown) in figures.into_iter().zip(&mut vm.shown) {
+                *shown = (*shown).max(*figure);
+                *figure = *shown;
+            }
+        }
         Status {
             policy: self.policy.to_string(),
             uptime: now.since(self.started).as_nanos() as u64,
-            clients: clients.collect(),
+            clients,
         }
     }
 }

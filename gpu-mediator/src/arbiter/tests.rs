@@ -269,6 +269,27 @@ fn what_a_client_has_done_stays_when_one_of_its_workers_ends_and_its_memory_does
 }
 
 #[test]
+fn what_readers_have_seen_of_a_client_does_not_fall_and_is_no_more_than_it_can_have_had() {
+    let mut arranged = arrange("falls", &["client"]);
+    let start = Moment::now();
+    arranged.turn(1);
+    let now = Moment::now() + SECOND;
+    let mut seen = |busy: Duration, calls| {
+        let account = arranged.arbiter.members[&1].worker.account();
+        let busy = busy.as_nanos() as u64;
+        account.busy.store(busy, Ordering::Relaxed);
+        account.calls.store(calls, Ordering::Relaxed);
+        let status = arranged.arbiter.status(now);
+        (status.clients[0].device_time, status.clients[0].calls)
+    };
+    let most = now.since(start).as_nanos() as u64;
+    let (time, calls) = seen(SECOND * 3600, 9);
+    assert!((SECOND.as_nanos() as u64..=most).contains(&time), "{time}");
+    assert_eq!(calls, 9);
+    assert_eq!(seen(Duration::ZERO, 2), (time, 9));
+}
+
+#[test]
 fn nothing_is_looked_after_once_the_device_was_not_used_for_a_second() {
     let mut arranged = arrange("unused", &["client"]);
     let start = Moment::now();

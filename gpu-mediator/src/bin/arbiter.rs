@@ -6,7 +6,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use base::{Output, limits::file_size_is_an_error, paths::ARBITER_SOCKET};
 use clap::{CommandFactory, Parser, value_parser};
-use gpu_mediator::{arbiter::Arbiter, policy::Name, scheduler::LONGEST_PAUSE};
+use gpu_mediator::{arbiter::Arbiter, policy::Name, scheduler::LONGEST_PAUSE, status};
 use manual::Manual;
 use remoting_turns::pauses::LONGEST;
 
@@ -24,6 +24,10 @@ struct Arguments {
     /// Path of the socket for the workers' pools; its status is at PATH.status.
     #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
     socket: PathBuf,
+    /// Path of a further socket for its status, which the group of the socket's file can read, too: NAME.arbiter in a
+    /// folder of gantry-exporter.
+    #[arg(long, value_name = "PATH")]
+    metrics_socket: Option<PathBuf>,
     /// Policy by which clients get the device: in turns by fair, band, fair-preemptive, credit or fifo; or by ledger, which sets
     /// the GPU's time slices where all workers can, for clients that trust each other, and gives turns as fair otherwise.
     #[arg(long, default_value = "fair", value_name = "NAME")]
@@ -65,6 +69,12 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
     }
     let limit = (arguments.limit > 0).then(|| Duration::from_millis(arguments.limit));
     let mut arbiter = Arbiter::new(&arguments.socket, arguments.policy, limit)?;
+    if let Some(path) = &arguments.metrics_socket
+        && let Err(error) = status::relay(&arguments.socket, path)
+    {
+        // Others may write to the folder of metrics sockets, and may have taken the name.
+        log::warn!("metrics are not served at {}: {error}", path.display());
+    }
     log::info!("serving at {}", arguments.socket.display());
     arbiter.set_longest_pause(Duration::from_millis(arguments.longest_pause));
     Ok(arbiter.run()?)
@@ -89,7 +99,13 @@ mod tests {
     #[test]
     fn the_command_line_makes_sense() {
         manual::check::<Arguments>(
-            &["", "--socket /s", "man", "man /pages", "completions zsh"],
+            &[
+                "",
+                "--socket /s --metrics-socket /m",
+                "man",
+                "man /pages",
+                "completions zsh",
+            ],
             &["--socket", "--socket /s man", "completions"],
         );
     }

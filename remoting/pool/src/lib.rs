@@ -1,7 +1,7 @@
 //! The processes that serve applications.
 //!
 //! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it; `starter`: starts
-//!   processes that inherit nothing; `log`: what workers
+//!   processes that inherit nothing; [`status`]: its figures; `log`: what workers
 //!   write to their standard error; [`process`]: the worker itself; [`options`]: its options; [`confine`]: the sandbox of
 //!   workers; `group`: limits for a worker and everything that it starts; [`compiled`]: the cache of compiled programs,
 //!   which outlives workers; `folders`: where all of them write.
@@ -37,5 +37,6 @@ pub mod process;
 pub mod slices;
 mod standby;
 mod starter;
+pub mod status;
 pub mod stream;
 mod worker;

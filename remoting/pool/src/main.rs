@@ -72,6 +72,10 @@ enum Role {
         /// worker to another while they run (gantry-accel move).
         #[arg(long, conflicts_with = "listen", value_name = "PATH")]
         control: Option<PathBuf>,
+        /// A further socket, on which the pool tells its figures to this user, to the group of the socket's file and to
+        /// root: NAME.pool in a folder of gantry-exporter.
+        #[arg(long, value_name = "PATH")]
+        metrics_socket: Option<PathBuf>,
         /// How many workers wait for applications.
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         spare: usize,
@@ -188,6 +192,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             connections,
             per_user,
             control,
+            metrics_socket,
             spare,
             options,
         } => {
@@ -204,7 +209,8 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                     control,
                 },
             };
-            pool::run(place, spare, &std::env::current_exe()?, &options)?;
+            let program = std::env::current_exe()?;
+            pool::run(place, spare, &program, &options, metrics_socket.as_deref())?;
         }
         Role::Move {
             control,
@@ -349,7 +355,8 @@ mod tests {
         for line in [
             "--spare 1",
             "--socket /s",
-            "--socket /s --per-user 4",
+            "--socket /s --per-user 4 --metrics-socket /m.pool",
+            "--listen unix:/s --metrics-socket /m.pool",
             "--listen unix:/s --connections 4",
             "--listen tcp:127.0.0.1:1 --plain",
             "--listen tcp:0.0.0.0:1 --tls-key k --tls-cert c --tls-client-ca a",

@@ -52,6 +52,7 @@ use super::{
     options::{Library, Options},
     slices,
     starter::Starter,
+    status::Figures,
     stream::{self, Said},
     worker::{self, New, Remains, Worker},
 };
@@ -152,12 +153,13 @@ pub enum Error {
 }
 
 /// Listens, and keeps `spare` workers waiting, for ever. Each worker is `program` with the argument `worker` and those
-/// of `options`.
+/// of `options`. Readers of the pool's figures are told them at the path `metrics`.
 pub fn run(
     config: ListenConfig,
     spare: usize,
     program: &Path,
     options: &Options,
+    metrics: Option<&Path>,
 ) -> Result<(), Error> {
     let control = match &config {
         ListenConfig::Rings { control, .. } => control.clone(),
@@ -179,6 +181,16 @@ pub fn run(
         path: control.unwrap_or_default(),
         source,
     })?;
+    let figures = Figures::default();
+    if let Some(path) = metrics
+        && let Err(error) = figures.serve_at(path)
+    {
+        // Others may write to the folder of metrics sockets, and may have taken the name.
+        base::note!(
+            "gantry-accel: metrics are not served at {}: {error}",
+            path.display()
+        );
+    }
     let closer = moves.closer.clone();
     let cache = Cache::open(&options.cache).map_err(|source| Error::Cache {
         folder: options.cache.clone(),
@@ -229,6 +241,7 @@ pub fn run(
         files,
         sweeper,
         log: Log::start().map_err(Error::Start)?,
+        figures,
         starter,
         closer,
         waiting: Vec::new(),
@@ -303,6 +316,7 @@ pub(super) struct Pool<'a> {
     pub moves: Moves,
     pub sweeper: Sweeper,
     pub log: Log,
+    pub figures: Figures,
     pub starter: Starter,
     pub remover: Sender<Remains>,
     pub closer: Closer,
@@ -381,6 +395,7 @@ impl Pool<'_> {
 
     /// Waits until a worker is taken, sends a message or ends, or its application ends, and handles the event.
     fn step(&mut self, patience: Option<Duration>) -> Result<(), Error> {
+        self.note_figures();
         let (waiting, serving, departed) = (&self.waiting, &self.serving, &self.departed);
         let listener = self.held_back.map(|_| self.listener.socket.as_raw_fd());
         let event = first_event(
@@ -401,6 +416,9 @@ impl Pool<'_> {
             }
             Event::Ended(index) => {
                 let ended = self.serving.swap_remove(index);
+                if ended.leaving.is_none() && !has_hung_up(&ended.connection) {
+                    self.figures.update(|status| status.lost += 1);
+                }
                 self.sweeper.ended(ended.worker.number);
                 let connection = Some(ended.connection);
                 ended.worker.end(connection, &self.remover, &self.closer);
@@ -424,6 +442,19 @@ impl Pool<'_> {
             }
         }
         Ok(())
+    }
+
+    /// Notes how many workers there are, for readers.
+    fn note_figures(&self) {
+        let places = || self.serving.iter().filter_map(|one| one.place.as_deref());
+        self.figures.update(|status| {
+            status.waiting = self.waiting.len() as u64;
+            status.serving = self.serving.len() as u64;
+            status.machines = places().filter(|place| place.is_machines()).count() as u64;
+            status.windows = places().fold(0, |sum, place| sum.saturating_add(place.window));
+            status.most = self.most as u64;
+            status.started = self.started;
+        });
     }
 
     /// A serving worker has said what it serves, has named its application's owner, or has closed its channel.
@@ -539,6 +570,7 @@ impl Pool<'_> {
     /// A worker has ended before it served anybody.
     fn died(&mut self, worker: Worker) -> Result<(), Error> {
         self.deaths += 1;
+        self.figures.update(|status| status.failed += 1);
         worker.end(None, &self.remover, &self.closer);
         if self.deaths >= MOST_DEATHS && self.serving.is_empty() {
             return Err(Error::Dying(self.deaths));
@@ -564,6 +596,7 @@ impl Pool<'_> {
             let refused = Some(refuse(connection));
             // Fails if the worker has ended meanwhile, which is noticed as such.
             let _ = socket::send(&worker.channel, &[stream::ENOUGH], &[]);
+            self.figures.update(|status| status.refused += 1);
             self.refusals.note(
                 &format!("user {user}"),
                 &format!(
@@ -582,6 +615,7 @@ impl Pool<'_> {
         let client = Client::of(&connection, self.listener.is_of_this_machine());
         self.log.serves(worker.id().cast_unsigned(), client);
         let connection = Arc::new(connection);
+        self.figures.update(|status| status.served += 1);
         let _ = socket::send(&worker.channel, &[stream::SERVE], &[]);
         let folder = &worker.remains.folder.0;
         self.sweeper.serves(worker.number, folder, &connection);
@@ -658,6 +692,16 @@ fn keep(options: &mut Options) -> Option<OwnedFd> {
             None
         }
     }
+}
+
+/// Whether the application at the other end of a connection has closed it.
+fn has_hung_up(connection: &OwnedFd) -> bool {
+    let mut entry = [libc::pollfd {
+        fd: connection.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    }];
+    poll::poll(&mut entry, Some(Duration::ZERO)).is_ok_and(|ready| ready > 0)
 }
 
 /// An event of a worker.
