@@ -17,6 +17,8 @@ pub const NVIDIA_VM_SOCKET: &str = "/run/gantry/nvidia-vm.sock";
 pub const ARBITER_SOCKET: &str = "/run/gantry-arbiter/socket";
 /// Socket of gantry-tunnel.
 pub const TUNNEL_SOCKET: &str = "/run/gantry-tunnel/socket";
+/// Folder of the sockets that gantry-exporter asks for metrics.
+pub const METRICS: &str = "/run/gantry-metrics";
 /// Directory of the CUDA libraries for programs of a guest, where they are installed by hand.
 const CUDA_LIBRARIES: &str = "/usr/local/lib/gantry-cuda";
 /// Name of such a directory in any place.

@@ -13,11 +13,10 @@
 //! - [`scheduler`]: a policy, and the accounts of the clients, which do not depend on the policy.
 //! - [`simulator`]: runs the same code in virtual time against clients with kernels of any length;
 //!   measures fairness and its cost, and draws it.
-//! - [`top`]: shows the arbiter's figures in a terminal; [`metrics`]: exports them to Prometheus.
+//! - [`top`]: shows the figures of [`status`] in a terminal.
 
 pub mod arbiter;
 pub mod gpu;
-pub mod metrics;
 pub mod policy;
 pub mod scheduler;
 pub mod simulator;

@@ -34,6 +34,7 @@ const RELEASED: &[(&str, &[&str])] = &[
         "gpu-mediator",
         &["gantry-arbiter", "gantry-gpu", "gantry-top"],
     ),
+    ("gantry-exporter", &["gantry-exporter"]),
     ("gantry-tunnel", &["gantry-tunnel"]),
     // For guests, and for hosts whose programs are served by a pool.
     ("gantry-nvidia", &["gantry-nvidia"]),

@@ -17,6 +17,8 @@ const FOLDERS: &[&str] = &[
     // The machine.
     "vmm",
     "devices",
+    // Metrics of machines, pools and arbiters.
+    "exporter",
     "gpu-mediator",
     "gf100",
     // The client side of devices that other processes serve.

@@ -2,15 +2,11 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
-use std::{
-    io::{self, Write},
-    path::{Path, PathBuf},
-    process::ExitCode,
-};
+use std::{io, path::PathBuf, process::ExitCode};
 
 use base::{Output, paths::ARBITER_SOCKET};
 use clap::{CommandFactory, Parser};
-use gpu_mediator::{metrics, status, top};
+use gpu_mediator::top;
 use manual::Manual;
 
 /// Shows the clients of gantry-arbiter or gantry-gpu, their shares of the device, and how long they
@@ -29,17 +25,6 @@ struct Arguments {
     /// Path of its socket; the default is that of the arbiter's installed unit.
     #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
     socket: PathBuf,
-    /// Print the figures once, in Prometheus' text format, and exit.
-    #[arg(long)]
-    metrics: bool,
-}
-
-fn run(socket: &Path, once: bool) -> io::Result<()> {
-    if !once {
-        return top::run(socket);
-    }
-    let status = status::read(socket)?;
-    Output::standard().write_all(metrics::render(&status).as_bytes())
 }
 
 fn main() -> ExitCode {
@@ -55,7 +40,7 @@ fn main() -> ExitCode {
         };
     }
     let socket = arguments.socket;
-    match run(&socket, arguments.metrics) {
+    match top::run(&socket) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) if error.kind() == io::ErrorKind::Unsupported => {
             base::note!("gantry-top: {error}");
@@ -79,15 +64,7 @@ mod tests {
     #[test]
     fn the_command_line_makes_sense() {
         manual::check::<Arguments>(
-            &[
-                "",
-                "--metrics",
-                "--socket /s",
-                "--socket /s --metrics",
-                "man",
-                "man /pages",
-                "completions zsh",
-            ],
+            &["", "--socket /s", "man", "man /pages", "completions zsh"],
             &["--socket", "--socket /s man", "completions"],
         );
     }
