@@ -71,6 +71,25 @@ impl Cache {
         Ok(())
     }
 
+    /// Fetches a file of Debian's archive: its path there, and its SHA-256.
+    pub fn fetch(&self, (path, hash): (&str, &str), to: &Path) -> Result<()> {
+        update_lists(&self.dir)?;
+        let mut sites = Command::new("apt-get");
+        sites.args(["indextargets", "--format", "$(REPO_URI)"]);
+        sites.args(["Label: Debian", "Component: main", "ShortDesc: Packages"]);
+        let sites = output(&mut sites)?;
+        let site = sites
+            .lines()
+            .next()
+            .context("apt knows no site of Debian")?;
+        let mut fetch = Command::new("/usr/lib/apt/apt-helper");
+        fetch
+            .args(["download-file", &format!("{site}{path}")])
+            .arg(to);
+        run(fetch.arg(format!("SHA256:{hash}")))
+            .with_context(|| format!("cannot download {path}: check the network"))
+    }
+
     /// What building modules for a kernel needs: its headers, and those that it shares with other
     /// kernels. Returns the folder to pass to `make -C`.
     pub fn headers(&self, release: &str) -> Result<PathBuf> {

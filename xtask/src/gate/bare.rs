@@ -39,6 +39,7 @@ pub fn checks() -> Result<Vec<Check>> {
     );
     file.set_len(bochs::CYLINDER)?;
     let machine = bochs::Machine {
+        emulator: &bochs::Emulator::Debian,
         cpu: "corei7_icelake_u",
         megabytes: 256,
         disk: None,

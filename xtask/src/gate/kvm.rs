@@ -80,14 +80,20 @@ pub struct Host {
     work: PathBuf,
     /// An additional disk.
     disk: Option<PathBuf>,
+    emulator: bochs::Emulator,
 }
 
 impl Host {
-    /// Builds a host that runs the checks of `vmfunc-gate/rig` with a module and its kernel.
+    /// Builds a host that an emulator runs, with the checks of `vmfunc-gate/rig`, and a module and its kernel.
     ///
     /// # Errors
     /// Something cannot be built.
-    pub fn build(cache: &Cache, module: &Module, guests: Guests) -> Result<Self> {
+    pub fn build(
+        cache: &Cache,
+        module: &Module,
+        guests: Guests,
+        emulator: &bochs::Emulator,
+    ) -> Result<Self> {
         let release = module.kernel.release.clone();
         let folder = format!("{release}-{}", guests.name());
         let work = target().join("gate-kvm").join(folder);
@@ -106,12 +112,14 @@ impl Host {
             guests,
             work,
             disk,
+            emulator: emulator.clone(),
         })
     }
 
     /// Runs the host. Returns its output and the time in seconds.
     fn run(&self) -> Result<(String, f64)> {
         let machine = bochs::Machine {
+            emulator: &self.emulator,
             // The time-stamp counter of this model runs at the emulator's speed; others confuse the
             // kernel's timers.
             cpu: "corei7_haswell_4770",
@@ -168,6 +176,7 @@ fn checks(host: &Host, printed: &str, seconds: f64) -> Vec<Check> {
         guests,
         work,
         disk: _,
+        emulator: _,
     } = host;
     let guests = guests.name();
     eprintln!("KVM in Bochs, {release}, guests {guests}: done in {seconds:.1} s");

@@ -16,6 +16,7 @@ use anyhow::Result;
 use gantry_tests::{report::Outcome, rig::Cache};
 
 pub use bare::{MANIFEST as BARE, lint};
+use bochs::Emulator;
 pub use bochs::PROGRAMS;
 use kvm::{Guests, Host};
 
@@ -41,7 +42,6 @@ pub struct Hosts(Vec<Host>);
 ///
 /// # Errors
 /// Something cannot be built or started.
-/// Something cannot be built or started.
 pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result<Hosts> {
     let wanted = |part: &str| {
         let mut parts = words.iter().filter_map(|word| word.strip_prefix(PREFIX));
@@ -60,6 +60,8 @@ pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Resu
     if wanted("bare") {
         all(bare::checks()?);
     }
+    // A failed build is not repeated for each host.
+    let mut emulator = None;
     for version in module::VERSIONS {
         let is_first = version == module::VERSIONS[0];
         // The longest one starts first.
@@ -75,8 +77,9 @@ pub fn prepare(words: &[String], mut report: impl FnMut(&str, &Outcome)) -> Resu
         let (checks, module) = module::build(&cache, version)?;
         all(checks);
         let Some(module) = module else { continue };
+        let emulator = emulator.get_or_insert_with(|| Emulator::fastest(&cache));
         for guests in guests {
-            hosts.push(Host::build(&cache, &module, guests)?);
+            hosts.push(Host::build(&cache, &module, guests, emulator)?);
         }
     }
     Ok(Hosts(hosts))
