@@ -31,7 +31,7 @@ use super::{
     objects::{Home, Program, keep, made},
     platform::Platform,
     provenance::ContextRecord,
-    records::{Build, Builds, Built, Linked, Origin, ProgramRecord, Rebuilt},
+    records::{Build, Builds, Linked, Origin, ProgramRecord, Rebuilt},
     variables::{self, Made},
 };
 
@@ -260,10 +260,10 @@ impl Server {
         call: &BuildProgram,
     ) -> Result<(), Gone> {
         let found = self.raw_devices(&call.devices).and_then(|devices| {
-            let built = Built {
-                call: Build::Whole(call.clone()),
-                devices: self.device_records(&call.devices)?,
-            };
+            let built = (
+                Build::Whole(call.clone()),
+                self.device_records(&call.devices)?,
+            );
             let program = self.backend.programs.get(call.id.0)?;
             let untold = program.untold.clone();
             let rebuilt = Rebuilt::new(call.id, &program.record, untold, built);
@@ -317,10 +317,10 @@ impl Server {
                 headers.push(header.raw);
                 origins.push(Arc::clone(&header.record.origin));
             }
-            let built = Built {
-                call: Build::compiled(call.clone(), origins),
-                devices: self.device_records(&call.devices)?,
-            };
+            let built = (
+                Build::compiled(call.clone(), origins),
+                self.device_records(&call.devices)?,
+            );
             let program = self.backend.programs.get(call.id.0)?;
             let untold = program.untold.clone();
             let rebuilt = Rebuilt::new(call.id, &program.record, untold, built);

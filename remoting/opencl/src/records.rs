@@ -98,6 +98,8 @@ pub struct Built {
     pub call: Build,
     /// The target devices; those of its context if empty.
     pub devices: Vec<Arc<DeviceRecord>>,
+    /// Its specialization constants when the build was asked for: those of later calls count from the next build on.
+    pub constants: BTreeMap<u32, Blob>,
 }
 
 /// How a program was built.
@@ -238,10 +240,19 @@ pub struct Rebuilt {
 }
 
 impl Rebuilt {
-    /// A program with this record, built in another way.
-    pub fn new(program: ProgramId, record: &ProgramRecord, untold: Builds, built: Built) -> Self {
+    /// A program with this record, built in another way: by this call, for these devices.
+    pub fn new(
+        program: ProgramId,
+        record: &ProgramRecord,
+        untold: Builds,
+        (call, devices): (Build, Vec<Arc<DeviceRecord>>),
+    ) -> Self {
         let mut record = record.clone();
-        record.built = Some(Arc::new(built));
+        record.built = Some(Arc::new(Built {
+            call,
+            devices,
+            constants: record.constants.clone(),
+        }));
         Self {
             program,
             record: Arc::new(record),

@@ -1,6 +1,9 @@
 //! Tests of what a worker records about programs, kernels and events.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
 
 use remoting_proto::{
     apis::opencl::{
@@ -344,8 +347,16 @@ fn constants_and_how_a_program_was_compiled_are_kept_for_it_and_not_for_its_kern
         server.notices().unwrap();
     }
     server.release_program(ProgramId(1)).unwrap();
+    // It counts from the next build on.
+    let later = Specialize {
+        value: Blob(vec![6; 4]),
+        ..specialize.clone()
+    };
+    server.specialize(&later).unwrap();
     let now = record(&server, 0);
-    assert_eq!(now.constants.get(&3), Some(&specialize.value));
+    assert_eq!(now.constants.get(&3), Some(&later.value));
+    let of_build = now.built.as_deref().map(|built| &built.constants);
+    assert_eq!(of_build, Some(&BTreeMap::from([(3, specialize.value)])));
     let built = now.built.as_deref().map(|built| &built.call);
     let Some(Build::Compiled(compiled, Some(headers))) = built else {
         panic!("it was built otherwise: {:?}", now.built);

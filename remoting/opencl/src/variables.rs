@@ -153,6 +153,9 @@ fn declares(record: &ProgramRecord) -> bool {
         },
         Origin::Linked(_) => None,
     });
+    if definitions(&String::from_utf8_lossy(&options.0)).any(|define| macro_declares(&define)) {
+        return true;
+    }
     let files = included.iter().map(|file| &file.contents);
     let mut texts = std::iter::once(source).chain(files).chain(headers);
     texts.any(|text| text_declares(&String::from_utf8_lossy(&text.0)))
@@ -210,6 +213,38 @@ fn keeps_variables<'data>(section: &impl ObjectSection<'data>) -> bool {
             .any(|one| name.starts_with(one))
     };
     is_writable && section.size() > 0 && !section.name().is_ok_and(of_linker)
+}
+
+/// The macros that options of a build define, as lines for the preprocessor.
+fn definitions(options: &str) -> impl Iterator<Item = String> {
+    let mut words: Vec<String> = Vec::new();
+    let (mut quote, mut is_open) = (None, false);
+    for one in options.chars() {
+        match (quote, one) {
+            (None, '"' | '\'') => quote = Some(one),
+            (Some(open), one) if open == one => quote = None,
+            (None, one) if one.is_whitespace() => is_open = false,
+            (_, one) => {
+                if !is_open {
+                    words.push(String::new());
+                    is_open = true;
+                }
+                if let Some(word) = words.last_mut() {
+                    word.push(one);
+                }
+            }
+        }
+    }
+    let mut words = words.into_iter();
+    std::iter::from_fn(move || {
+        let word = words.find(|word| word.starts_with("-D"))?;
+        let define = match &word[2..] {
+            "" => words.next()?,
+            define => define.to_owned(),
+        };
+        let (name, body) = define.split_once('=').unwrap_or((&define, "1"));
+        Some(format!("#define {name} {body}"))
+    })
 }
 
 /// Whether options of a build choose a language that has variables at program scope.
@@ -623,6 +658,16 @@ mod tests {
         assert!(!may_have(&[], &with));
         assert!(may_have(&[Some(false), None], &with));
         assert!(!may_have(&[None], &without));
+        for (options, expected) in [
+            ("-D \"V=global int n = 40;\"", true),
+            ("'-DV=static global int n = 40;' -DW", true),
+            ("-DV=global -D W=4 -I global", false),
+            ("-D", false),
+        ] {
+            let text = "kernel void k(global int *o) { *o = 1; }";
+            let made = Made::Built(built(source(text), &format!("{newer} {options}")));
+            assert_eq!(may_have(&[None], &made), expected, "{options}");
+        }
         let older = Made::Built(built(source(VARIABLE), "-cl-std=CL1.2"));
         assert!(!may_have(&[None], &older));
         let binary = built(ProgramOrigin::Il(Blob(vec![3, 2, 35, 7])), "");

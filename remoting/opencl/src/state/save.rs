@@ -1,7 +1,7 @@
 //! Converts the records of objects to the log.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::Arc,
 };
 
@@ -320,24 +320,41 @@ impl Log {
                 id
             }
         };
-        for (constant, value) in &record.constants {
+        let none = BTreeMap::new();
+        let of_build = record.built.as_ref().map(|built| &built.constants);
+        let of_build = of_build.unwrap_or(&none);
+        self.specialize(id, of_build.iter());
+        if let Some(built) = &record.built {
+            self.built(id, context, built)?;
+        }
+        // What has been set since.
+        let now = record.constants.iter();
+        self.specialize(
+            id,
+            now.filter(|(at, value)| of_build.get(at) != Some(value)),
+        );
+        Ok(id)
+    }
+
+    fn specialize<'a>(
+        &mut self,
+        id: ProgramId,
+        constants: impl Iterator<Item = (&'a u32, &'a Blob)>,
+    ) {
+        for (constant, value) in constants {
             self.add(&Specialize {
                 id,
                 constant: *constant,
                 value: value.clone(),
             });
         }
-        if let Some(built) = &record.built {
-            self.built(id, context, built)?;
-        }
-        Ok(id)
     }
 
     fn built(
         &mut self,
         id: ProgramId,
         context: ContextId,
-        Built { call, devices }: &Built,
+        Built { call, devices, .. }: &Built,
     ) -> Result<(), Immovable> {
         let devices = self.devices(devices)?;
         match call {

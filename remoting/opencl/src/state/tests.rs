@@ -702,6 +702,43 @@ fn an_application_stays_whose_programs_have_variables() {
 }
 
 #[test]
+fn a_program_is_built_again_with_the_constants_that_it_had_then() {
+    let (mut server, ..) = testing::server();
+    let set = |value: u8| {
+        Request::Specialize(Specialize {
+            id: ProgramId(0),
+            constant: 3,
+            value: Blob(vec![value; 4]),
+        })
+    };
+    for request in [
+        call(0, 0, 0, 0),
+        Request::CreateProgram(CreateProgram {
+            id: ProgramId(0),
+            context: ContextId(0),
+            origin: ProgramOrigin::Source(Blob(b"kernel void k() {}".to_vec())),
+        }),
+        set(1),
+        Request::BuildProgram(BuildProgram {
+            id: ProgramId(0),
+            devices: Vec::new(),
+            options: Blob::default(),
+            folders: 0,
+            included: Vec::new(),
+        }),
+        set(2),
+    ] {
+        carry_out(&mut server, request);
+    }
+    let before = state(&mut server).unwrap();
+    let calls: Vec<_> = before.log.iter().map(|entry| entry.opcode).collect();
+    let built = [Specialize::OPCODE, BuildProgram::OPCODE, Specialize::OPCODE];
+    assert!(calls.ends_with(&built), "{calls:?}");
+    let mut new = moved(&mut server);
+    assert_eq!(state(&mut new).unwrap(), before);
+}
+
+#[test]
 fn a_kernel_that_a_round_meets_before_its_build_is_told_is_of_that_build() {
     let (mut server, ..) = testing::server();
     let build = |options: &[u8]| {
