@@ -216,7 +216,7 @@ impl Server {
     }
 
     /// Registers pinned memory of other contexts again, and places of their graphs, as the context has ended in which they were
-    /// registered. None of their work that may use it is under way.
+    /// registered. None of their work that may use it is under way, but what was submitted while that context's end waited.
     pub(super) fn hand_over(&mut self, orphans: Orphans) {
         let before = self.backend.api.current();
         for (context, range) in orphans.places {
@@ -226,6 +226,9 @@ impl Server {
                     (backend.cover).reach(&backend.api, window, context, range, Extent::Exact);
                 // Another context with places there may have come first.
                 backend.cover.place(window, context, range);
+                let registrars = backend.cover.registrars(window, range.0, range.1);
+                let others = registrars.filter(|one| *one != context).collect();
+                backend.passages.in_graphs(others);
                 reached
             });
             if let Err(code) = registered {

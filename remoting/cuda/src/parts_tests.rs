@@ -512,6 +512,38 @@ fn a_nodes_place_is_handed_over_when_the_context_ends_that_has_registered_it() {
 }
 
 #[test]
+fn launches_pass_through_places_that_another_context_has_taken_over() {
+    let mut copier = Copier::new(testing::driver());
+    let first = copier.context;
+    let mut with_place = || {
+        let context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
+        copier.context = context;
+        let graph = testing::made(&mut copier.server, context, "cuGraphCreate", &[0]);
+        let stage = WindowRange {
+            offset: copier.window.data() + MIB,
+            length: PAGE,
+            stage: None,
+        };
+        let call = AddCopyNode {
+            context,
+            graph,
+            after: Vec::new(),
+            to: Side::Memory(copier.allocate(), PAGE, 1),
+            from: Side::Window(stage),
+            size: [PAGE, 1, 1],
+        };
+        copier.post(call, Request::AddCopyNode);
+        assert_eq!(copier.server.take_deferred(context), None);
+        context
+    };
+    let [second, third] = [with_place(), with_place()];
+    assert!(copier.destroys(first));
+    let passages = &mut copier.server.backend.passages;
+    passages.launches(third);
+    assert_eq!(passages.take(), [second]);
+}
+
+#[test]
 fn a_context_ends_though_others_streams_wait_for_what_comes_later() {
     let mut copier = Copier::new(testing::driver());
     let first = copier.context;

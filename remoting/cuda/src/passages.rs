@@ -57,7 +57,7 @@ impl Passages {
     }
 
     /// Records that a node of some graph passes through registrations of these contexts.
-    fn in_graphs(&mut self, registrars: Vec<u32>) {
+    pub(super) fn in_graphs(&mut self, registrars: Vec<u32>) {
         for registrar in registrars {
             if !self.in_graphs.contains(&registrar) {
                 self.in_graphs.push(registrar);
