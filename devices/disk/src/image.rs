@@ -652,15 +652,20 @@ impl Disk {
         }
     }
 
-    /// What flushes all completed writes to stable storage, where another host finds them, including
-    /// metadata that an image format keeps in memory. It blocks, for as long as the storage likes.
+    /// What brings everything that is in the image's file to stable storage, where another host finds it. It blocks, for as
+    /// long as the storage likes, and has nothing but the file: whoever it is left to changes nothing in an image that
+    /// others may use by then. So it is an error if tables that an image format keeps in memory are [not
+    /// written](Self::unwritten).
     pub fn flush(&self) -> impl FnOnce() -> io::Result<()> + Send + use<> {
-        let (backend, read_only) = (self.backend.clone(), self.lock.read_only);
-        move || match backend {
-            Backend::Raw(_) if read_only => Ok(()),
-            Backend::Raw(file) => file.sync_data(),
-            Backend::Qcow2(image) => image.flush(),
-        }
+        let file = match &self.backend {
+            Backend::Raw(_) if self.lock.read_only => Ok(None),
+            Backend::Raw(file) => Ok(Some(Arc::clone(file))),
+            Backend::Qcow2(image) if image.has_changed() => Err(io::Error::other(
+                "tables of the image are not in its file: pause the VM first",
+            )),
+            Backend::Qcow2(image) => image.file().map(|file| Some(Arc::new(file))),
+        };
+        move || file?.map_or(Ok(()), |file| file.sync_data())
     }
 
     /// Path of the image.

@@ -201,6 +201,11 @@ impl Qcow2Image {
         self.has_changed.load(Ordering::Acquire)
     }
 
+    /// The image's file.
+    pub fn file(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
+
     /// Writes tables that are kept in memory. Until this has been done, the file lacks data that was written.
     pub fn write_tables(&self) -> io::Result<()> {
         self.has_changed.store(false, Ordering::Release);

@@ -158,6 +158,26 @@ fn write_sector(rig: &mut Rig, at: u64, value: u8) {
 }
 
 #[test]
+fn a_flush_that_is_left_behind_writes_nothing_to_the_image() {
+    let image = Image::qcow2(8 << 30);
+    let mut rig = Rig::new(image.options());
+    write_sector(&mut rig, 4096, 99);
+    let early = rig.blk.handle().flush();
+    let before = image.content();
+    early().unwrap_err();
+    assert!(image.content() == before);
+    rig.blk.quiesce(Duration::from_secs(60)).unwrap();
+    let left = rig.blk.handle().flush();
+    drop(rig);
+    // Another VM has it.
+    let rig = Rig::new(image.options());
+    let before = image.content();
+    left().unwrap();
+    assert!(image.content() == before);
+    drop(rig);
+}
+
+#[test]
 fn whoever_copies_the_image_of_a_quiet_disk_has_all_that_was_written() {
     for is_active in [true, false] {
         let image = Image::qcow2(8 << 30);
