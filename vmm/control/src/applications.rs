@@ -17,7 +17,7 @@ use std::{mem, os::fd::OwnedFd, time::Instant};
 
 use base::Cancel;
 use devices::accel::saved::Stopped;
-use vmm_api::{ApiError, Reply, Response, RestoreConfig, VmSnapshotConfig};
+use vmm_api::{ApiError, Handler, Reply, Request, Response, RestoreConfig, VmSnapshotConfig};
 use vmm_machine::{
     applications,
     error::MachineError,
@@ -28,7 +28,7 @@ use vmm_snapshot::lock::DirectoryLock;
 use super::{
     Control,
     life::Life,
-    migration::{Job, OVER, host_error},
+    migration::{Job, OVER, host_error, is_allowed},
     requests::failed,
 };
 
@@ -51,6 +51,8 @@ enum Then {
 struct Restore {
     /// What it lacks but for its applications, and what keeps others from writing the snapshot.
     lacks: Option<Box<(Rest, DirectoryLock)>>,
+    /// Requests that need what it lacks.
+    waiting: Vec<(Request, Reply)>,
     resume: bool,
     asked: Instant,
 }
@@ -62,11 +64,13 @@ impl Workers {
             Then::Save(_) => {
                 "a snapshot of the VM is being written, and waits for workers of accelerators"
             }
-            Then::Restore(Restore { lacks: Some(_), .. }) => {
-                "the VM is being restored, and its memory is read"
-            }
             Then::Restore(_) => "the VM is being restored, and waits for workers of accelerators",
         }
+    }
+
+    /// Whether memory of a machine that is being restored is being read.
+    fn is_reading(&self) -> bool {
+        matches!(&self.then, Then::Restore(restore) if restore.lacks.is_some())
     }
 }
 
@@ -94,6 +98,7 @@ impl Control {
             Ok(lacks) => {
                 let restore = Restore {
                     lacks: Some(Box::new(lacks)),
+                    waiting: Vec::new(),
                     resume,
                     asked,
                 };
@@ -185,26 +190,61 @@ impl Control {
                 Err(error) => Err(error),
             },
             Then::Restore(mut restore) => {
-                let lacks = restore.lacks.take();
-                let finished = match (ready, lacks) {
-                    // The next wait is that for its applications.
-                    (Ok(_), Some(lacks)) => {
-                        let (rest, _reading) = *lacks;
-                        match self.complete(rest) {
-                            Ok(()) => return self.wait_for_workers(Then::Restore(restore), reply),
-                            Err(error) => Err(error),
-                        }
-                    }
-                    (Ok(_), None) => self.finish_restore(restore.resume, restore.asked),
-                    (Err(error), _) => Err(error),
-                };
-                finished.inspect_err(|_| {
-                    self.life = Life::None;
-                    self.receiver.clear();
-                })
+                let waiting = mem::take(&mut restore.waiting);
+                self.go_on_with(restore, ready, reply);
+                // In their order, each in the state that the one before has left.
+                for (request, reply) in waiting {
+                    self.take(request, reply);
+                }
+                return;
             }
         };
         reply.send(answer);
+    }
+
+    /// Goes on with a restore whose wait is over.
+    fn go_on_with(
+        &mut self,
+        mut restore: Restore,
+        ready: Result<Option<Stopped>, ApiError>,
+        reply: Reply,
+    ) {
+        let lacks = restore.lacks.take();
+        let finished = match (ready, lacks) {
+            // The next wait is that for its applications.
+            (Ok(_), Some(lacks)) => {
+                let (rest, _reading) = *lacks;
+                match self.complete(rest) {
+                    Ok(()) => return self.wait_for_workers(Then::Restore(restore), reply),
+                    Err(error) => Err(error),
+                }
+            }
+            (Ok(_), None) => self.finish_restore(restore.resume, restore.asked),
+            (Err(error), _) => Err(error),
+        };
+        reply.send(finished.inspect_err(|_| {
+            self.life = Life::None;
+            self.receiver.clear();
+        }));
+    }
+
+    /// Keeps a request that comes before a machine that is being restored has its memory and its vCPUs; returns others.
+    pub(super) fn wait_for_memory(
+        &mut self,
+        request: Request,
+        reply: Reply,
+    ) -> Option<(Request, Reply)> {
+        let needs_vcpus = matches!(request, Request::VmPowerButton | Request::VmNmi);
+        match &mut self.migrations.job {
+            Job::Workers(Workers {
+                then: Then::Restore(restore),
+                ..
+            }) if restore.lacks.is_some() && (needs_vcpus || !is_allowed(&request)) => {
+                restore.waiting.push((request, reply));
+                None
+            }
+            _ => Some((request, reply)),
+        }
     }
 
     /// Restores what a machine lacks whose memory has been read.
@@ -218,9 +258,21 @@ impl Control {
     /// Abandons the wait, because the machine is replaced.
     pub(super) fn abandon_workers(&mut self) {
         match mem::replace(&mut self.migrations.job, Job::None) {
-            Job::Workers(Workers { cancel, reply, .. }) => {
+            Job::Workers(Workers {
+                cancel,
+                reply,
+                then,
+                ..
+            }) => {
                 cancel.cancel();
-                reply.send(Err(ApiError::wrong_state(OVER)));
+                let waiting = match then {
+                    Then::Restore(restore) => restore.waiting,
+                    Then::Save(_) => Vec::new(),
+                };
+                let waiting = waiting.into_iter().map(|(_, reply)| reply);
+                for reply in [reply].into_iter().chain(waiting) {
+                    reply.send(Err(ApiError::wrong_state(OVER)));
+                }
             }
             other => self.migrations.job = other,
         }
@@ -246,6 +298,13 @@ impl Control {
             }));
         }
         all.iter().for_each(|cancel| cancel.cancel());
+        if let Job::Workers(workers) = &self.migrations.job
+            && workers.is_reading()
+        {
+            // The thread may hang in storage. It has the memory alone, and nobody waits for it.
+            let error = ApiError::wrong_state("the VM is not restored: it was cancelled");
+            self.workers_are_ready(workers.number, Err(error));
+        }
         Ok(Response::Empty)
     }
 }

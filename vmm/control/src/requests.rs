@@ -34,6 +34,9 @@ type Answer = Result<Response, ApiError>;
 
 impl Handler for Control {
     fn take(&mut self, request: Request, reply: Reply) {
+        let Some((request, reply)) = self.wait_for_memory(request, reply) else {
+            return;
+        };
         let allowed = self
             .refuse_if_migrating(&request)
             .and_then(|()| self.refuse_if_waiting(&request))

@@ -311,7 +311,10 @@ impl Control {
         }
         if let Some(allowed) = Allowed::of(request) {
             reasons.extend(allowed.reasons(&config));
-            reasons.extend(Allowed::absent_taps(&config));
+            // Who may not use them is not told which there are.
+            if reasons.is_empty() {
+                reasons.extend(Allowed::absent_taps(&config));
+            }
             Allowed::keep_interfaces(&mut config);
         }
         match reasons.is_empty() {
