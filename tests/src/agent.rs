@@ -7,6 +7,7 @@ use std::{
         fd::{FromRawFd, OwnedFd},
         unix::net::UnixStream,
     },
+    time::Duration,
 };
 
 use anyhow::{Context, Result, bail};
@@ -31,8 +32,9 @@ const ANY_CID: u32 = u32::MAX;
 /// next request to give a device up; `gpu-list`, `gpu-check`, `gpu-m2mf`, `gpu-compute`, `gpu-evict`, `gpu-channels COUNT`, `gpu-submit COUNT`, `gpu-load MIB SECONDS`
 /// and `gpu-misuse WHAT [FILE]` use [a GPU](crate::nouveau), `gpu-attack`, `gpu-blank` and `gpu-flush COUNT` one
 /// [without a driver](crate::raw_gpu); `read-blocks PATH COUNT` reads blocks of 4 KiB and prints how
-/// many seconds that took; `check-memory MIB RATE` [checks](crate::memory_checker) memory, of which it writes so many
-/// MiB a second; `ask PATH LINE` writes a line to a Unix socket and prints the line that is answered;
+/// many seconds that took; `check-memory MIB RATE [MS]` [checks](crate::memory_checker) memory, of which it writes so many
+/// MiB a second, with pauses of so many milliseconds; `ask PATH LINE` writes a line to a Unix socket and prints the line
+/// that is answered;
 /// `tcp-send ADDRESS MIB` and `tcp-receive ADDRESS` move bytes that mean nothing, as fast as they
 /// can.
 pub fn run(args: &[String]) -> Result<()> {
@@ -53,7 +55,11 @@ pub fn run(args: &[String]) -> Result<()> {
             exits::read_blocks(path, count.parse()?)
         }
         [command, mib, rate] if command == "check-memory" => {
-            memory_checker::run(mib.parse()?, rate.parse()?)
+            memory_checker::run(mib.parse()?, rate.parse()?, Duration::ZERO)
+        }
+        [command, mib, rate, pause] if command == "check-memory" => {
+            let pause = Duration::from_millis(pause.parse()?);
+            memory_checker::run(mib.parse()?, rate.parse()?, pause)
         }
         [command] if command == "edu-copy" => edu::copy(),
         [command] if command == "edu-check" => edu::check(None),
@@ -103,7 +109,7 @@ pub fn run(args: &[String]) -> Result<()> {
              edu-check [PATH], edu-copy, edu-vfio, edu-vfio-copy, edu-vfio-peers, edu-memory, edu-msix, edu-peers PATH PATH, edu-write-outside ADDRESS, \
              gpu-list, gpu-check, gpu-m2mf, gpu-compute, gpu-evict, gpu-channels COUNT [FILE], gpu-misuse WHAT [FILE], \
              gpu-submit COUNT, gpu-load MIB SECONDS, gpu-flush COUNT, gpu-attack, gpu-blank, \
-             check-memory MIB RATE, ask PATH LINE, tcp-send ADDRESS MIB, tcp-receive ADDRESS"
+             check-memory MIB RATE [MS], ask PATH LINE, tcp-send ADDRESS MIB, tcp-receive ADDRESS"
         ),
     }
 }

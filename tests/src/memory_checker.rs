@@ -17,8 +17,9 @@ const PAGE: usize = 512;
 /// Number of pages checked between two reads of the clock.
 const AT_ONCE: usize = 64;
 
-/// Checks `mib` MiB forever, and writes `rate` MiB of them per second.
-pub fn run(mib: usize, rate: usize) -> Result<()> {
+/// Checks `mib` MiB forever, and writes `rate` MiB of them per second. Sleeps for `pause` after each [`AT_ONCE`] pages;
+/// if it is zero, it only yields, and uses all of its CPU.
+pub fn run(mib: usize, rate: usize, pause: Duration) -> Result<()> {
     let pages = mib * 256;
     ensure!(pages > 0, "there is no memory to check");
     let mut memory = vec![0_u64; pages * PAGE];
@@ -50,8 +51,10 @@ pub fn run(mib: usize, rate: usize) -> Result<()> {
             let ms = began.elapsed().as_millis();
             println!("{looked_at} pages looked at in {ms} ms, {writes} of them written");
         }
-        // Gives other processes on the same CPU a chance to run.
-        thread::yield_now();
+        match pause {
+            Duration::ZERO => thread::yield_now(),
+            pause => thread::sleep(pause),
+        }
     }
 }
 
