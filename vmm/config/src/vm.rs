@@ -175,7 +175,8 @@ impl LandlockConfig {
 }
 
 impl VmConfig {
-    /// Restricts a VM that was configured elsewhere at least as much as whoever takes it in asks for.
+    /// Restricts a VM that was configured elsewhere at least as much as whoever takes it in asks for. What its own
+    /// configuration names stays allowed, so this does not protect from who wrote that.
     pub fn confine(&mut self, landlock: bool, rules: Option<&[LandlockConfig]>) {
         self.landlock_enable |= landlock;
         if let Some(rules) = rules {
