@@ -31,6 +31,8 @@ mod door;
 mod hanging_flush;
 #[path = "migration/lanes.rs"]
 mod lanes;
+#[path = "migration/metrics.rs"]
+mod metrics;
 #[path = "migration/power_off.rs"]
 mod power_off;
 #[path = "migration/slow_disk.rs"]

@@ -69,6 +69,7 @@ pub enum ListenError {
 #[derive(Debug)]
 pub struct Listener {
     socket: Arc<UnixListener>,
+    #[expect(dead_code, reason = "removes the file")]
     file: Option<SocketFile>,
     access: Access,
 }
@@ -134,11 +135,6 @@ impl Listener {
             file: None,
             access: Access::Full,
         })
-    }
-
-    /// Takes the socket's file, which is removed when that is dropped.
-    pub(super) fn take_file(&mut self) -> Option<SocketFile> {
-        self.file.take()
     }
 
     /// What its clients may ask for.

@@ -17,10 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use devices::{
-    named_socket::SocketFile,
-    thread::{ThreadRole, ThreadSpawner},
-};
+use devices::thread::{ThreadRole, ThreadSpawner};
 use vmm_sys_util::{
     epoll::{ControlOperation, Epoll, EpollEvent, EventSet},
     eventfd::{EFD_CLOEXEC, EFD_NONBLOCK, EventFd},
@@ -62,20 +59,20 @@ type Answer = Result<Response, ApiError>;
 pub struct Server {
     stop: EventFd,
     thread: thread::JoinHandle<()>,
-    /// The file of a metrics socket.
-    file: Option<SocketFile>,
+    access: Access,
 }
 
 impl Server {
     /// Starts serving, on a thread called `http-server`, or `metrics-server`.
     pub fn start(
-        mut listener: Listener,
+        listener: Listener,
         sender: ApiSender,
         spawner: &dyn ThreadSpawner,
     ) -> io::Result<Self> {
-        let (name, file) = match listener.access() {
-            Access::Full => ("http-server", None),
-            Access::Metrics => ("metrics-server", listener.take_file()),
+        let access = listener.access();
+        let name = match access {
+            Access::Full => "http-server",
+            Access::Metrics => "metrics-server",
         };
         let stop = EventFd::new(EFD_NONBLOCK | EFD_CLOEXEC)?;
         let mut server = Loop::new(listener, sender, stop.try_clone()?)?;
@@ -84,18 +81,32 @@ impl Server {
         let thread = thread.map_err(|error| {
             io::Error::new(error.kind(), format!("cannot start a thread: {error}"))
         })?;
-        Ok(Self { stop, thread, file })
+        Ok(Self {
+            stop,
+            thread,
+            access,
+        })
     }
 
     /// Stops the server: no new requests are accepted, pending responses are sent, and the socket's
-    /// file is removed. The thread of a metrics socket is not waited for.
+    /// file is removed: by its thread, which Landlock does not restrict as it restricts those of a VM. That of a metrics
+    /// socket, whose clients are strangers, is waited for no longer than it takes without them.
     pub fn stop(self) {
-        if let Some(file) = self.file {
-            drop(file);
-            let _ = self.stop.write(1);
-        } else if let Err(error) = self.stop.write(1) {
-            log::error!("cannot stop the API server: {error}");
-        } else if self.thread.join().is_err() {
+        /// Time limit for the thread of a metrics socket.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        /// Interval for looking at whether it has ended.
+        const LOOK: Duration = Duration::from_millis(2);
+        if let Err(error) = self.stop.write(1) {
+            return log::error!("cannot stop the API server: {error}");
+        }
+        if self.access == Access::Metrics {
+            let start = Instant::now();
+            while !self.thread.is_finished() && start.elapsed() < PATIENCE {
+                thread::sleep(LOOK);
+            }
+            return;
+        }
+        if self.thread.join().is_err() {
             log::error!("the API server panicked");
         }
     }
