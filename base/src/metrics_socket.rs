@@ -22,7 +22,7 @@ use crate::socket;
 const FRESH: Duration = Duration::from_millis(200);
 /// Pause after a connection could not be accepted, since the next attempt would fail at once.
 const PAUSE: Duration = Duration::from_millis(100);
-/// Maximum number of documents that clients have not read, of all users and of each.
+/// Number of documents that clients have not read beyond which a user has one at most, and maximum number of each user.
 const UNREAD: usize = 64;
 const UNREAD_OF_USER: usize = 4;
 /// Size in bytes that the buffer of a connection is given, if the machine permits it (`net.core.wmem_max`). What does not
@@ -68,10 +68,15 @@ impl<F: Fn() -> io::Result<Vec<u8>>> Teller<F> {
     }
 
     fn tell(&mut self, stream: UnixStream) -> io::Result<()> {
-        let user = socket::user(&stream)?;
+        let user = socket::counted_as(socket::user(&stream)?);
         self.unread.retain(|(_, stream)| socket::has_unread(stream));
         let same = self.unread.iter().filter(|(other, _)| *other == user);
-        if self.unread.len() >= UNREAD || same.count() >= UNREAD_OF_USER {
+        // Others keep nobody from a first one.
+        let most = match self.unread.len() < UNREAD {
+            true => UNREAD_OF_USER,
+            false => 1,
+        };
+        if same.count() >= most {
             return Ok(());
         }
         let is_old = |(time, _): &(Instant, _)| time.elapsed() >= FRESH;

@@ -106,7 +106,7 @@ fn run(arguments: Arguments) -> Result<(), Error> {
         base::note!("gantry-exporter: cannot have more files open: {error}");
     }
     let processes = Processes::open().map_err(Error::Proc)?;
-    let scraper = Scraper::new(arguments.folder, arguments.source, processes);
+    let scraper = Arc::new(Scraper::new(arguments.folder, arguments.source, processes));
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()
@@ -133,7 +133,7 @@ fn run(arguments: Arguments) -> Result<(), Error> {
         let (listener, here) = listener;
         let listener = tokio::net::TcpListener::from_std(listener).map_err(Error::Start)?;
         base::note!("gantry-exporter: serving at http://{here}/metrics");
-        serve::run(listener, Arc::new(scraper), hosts).await;
+        serve::run(listener, scraper, hosts).await;
         Ok(())
     });
     // A thread that asks a source may hang.

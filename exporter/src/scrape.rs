@@ -97,17 +97,23 @@ impl Scraper {
         }
     }
 
-    /// The text for Prometheus, at most a second old.
-    pub async fn text(&self) -> Bytes {
-        let mut last = self.last.lock().await;
-        match &*last {
-            Some((time, text)) if time.elapsed() < FRESH => text.clone(),
-            _ => {
-                let text = Bytes::from(self.scrape().await);
-                *last = Some((Instant::now(), text.clone()));
-                text
+    /// The text for Prometheus, at most a second old. What is begun goes on if the client that asked leaves: the next one
+    /// gets it.
+    pub async fn text(self: &Arc<Self>) -> Bytes {
+        let scraper = Arc::clone(self);
+        let text = tokio::spawn(async move {
+            let mut last = scraper.last.lock().await;
+            match &*last {
+                Some((time, text)) if time.elapsed() < FRESH => text.clone(),
+                _ => {
+                    let text = Bytes::from(scraper.scrape().await);
+                    *last = Some((Instant::now(), text.clone()));
+                    text
+                }
             }
-        }
+        });
+        // Empty if it has panicked: Prometheus takes that for a failure.
+        text.await.unwrap_or_default()
     }
 
     async fn scrape(&self) -> String {
@@ -259,10 +265,10 @@ mod tests {
     fn text_of(folder: &Path) -> String {
         let processes = Processes::open().unwrap();
         let scraper = Scraper::new(vec![folder.to_owned()], Vec::new(), processes);
-        text_of_scraper(&scraper)
+        text_of_scraper(&Arc::new(scraper))
     }
 
-    fn text_of_scraper(scraper: &Scraper) -> String {
+    fn text_of_scraper(scraper: &Arc<Scraper>) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread();
         let runtime = { runtime }.enable_all().build().unwrap();
         let text = runtime.block_on(scraper.text());
@@ -318,7 +324,11 @@ mod tests {
             stream.write_all(STATUS).unwrap();
         });
         let processes = Processes::open().unwrap();
-        let scraper = Scraper::new(vec![folder.path().to_owned()], Vec::new(), processes);
+        let scraper = Arc::new(Scraper::new(
+            vec![folder.path().to_owned()],
+            Vec::new(),
+            processes,
+        ));
         // As many threads as there may be ask sources of another owner, and hang.
         let hanging = Arc::clone(&scraper.limits(Owner::Named).permits);
         let _hanging = { hanging }.try_acquire_many_owned(AT_ONCE as u32).unwrap();
@@ -326,6 +336,26 @@ mod tests {
         let up = "gantry_source_up{kind=\"pool\",source=\"good\"} 1\n";
         assert!(text.contains(up), "{text}");
         assert_eq!(scraper.limits(Owner::Named).permits.available_permits(), 0);
+    }
+
+    #[test]
+    fn a_scrape_goes_on_though_the_client_that_asked_has_left() {
+        let folder = tempfile::tempdir().unwrap();
+        let listener = UnixListener::bind(folder.path().join("silent.arbiter")).unwrap();
+        let processes = Processes::open().unwrap();
+        let folders = vec![folder.path().to_owned()];
+        let scraper = Arc::new(Scraper::new(folders, Vec::new(), processes));
+        let runtime = tokio::runtime::Builder::new_current_thread();
+        let runtime = { runtime }.enable_all().build().unwrap();
+        runtime.block_on(async {
+            let left = tokio::time::timeout(PATIENCE / 10, scraper.text()).await;
+            left.unwrap_err();
+            assert!(!scraper.text().await.is_empty());
+        });
+        runtime.shutdown_background();
+        listener.set_nonblocking(true).unwrap();
+        listener.accept().unwrap();
+        listener.accept().unwrap_err();
     }
 
     #[test]

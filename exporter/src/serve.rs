@@ -110,7 +110,7 @@ fn has_room(clients: &mut VecDeque<Client>) -> bool {
 
 async fn connection(
     stream: TcpStream,
-    scraper: &Scraper,
+    scraper: &Arc<Scraper>,
     hosts: Hosts,
     has_asked: &AtomicBool,
 ) -> hyper::Result<()> {
@@ -150,7 +150,7 @@ fn is_local(headers: &HeaderMap) -> bool {
 
 async fn answer(
     request: &Request<Incoming>,
-    scraper: &Scraper,
+    scraper: &Arc<Scraper>,
     hosts: Hosts,
 ) -> Response<Full<Bytes>> {
     const TEXT: &str = "text/plain; charset=utf-8";

@@ -104,7 +104,7 @@ fn of_file(file: &fs::DirEntry) -> Option<(Owner, Source)> {
     if !is_name || !is_socket {
         return None;
     }
-    let owner = Owner::User(file.metadata().ok()?.uid());
+    let owner = Owner::User(base::socket::counted_as(file.metadata().ok()?.uid()));
     Some((owner, Source { kind, name, path }))
 }
 

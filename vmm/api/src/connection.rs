@@ -82,7 +82,9 @@ impl Connection {
     pub fn new(socket: OwnedFd, access: Access, now: Instant) -> Self {
         let user = match access {
             Access::Full => None,
-            Access::Metrics => base::socket::user(&socket).ok(),
+            Access::Metrics => base::socket::user(&socket)
+                .ok()
+                .map(base::socket::counted_as),
         };
         Self {
             socket,
