@@ -9,7 +9,7 @@ use std::{io::Write, net::Shutdown, os::unix::net::UnixStream, time::Duration};
 use base::Patience;
 use libfuzzer_sys::fuzz_target;
 use remoting_proto::wire::Wire;
-use remoting_transport::control::{self, Command, Peer, Reply};
+use remoting_transport::control::{self, Command, Peer, Reply, Worker};
 
 /// Checks that bytes that form a message mean the same on the other side.
 fn survives<M: Wire + PartialEq>(bytes: &[u8]) {
@@ -33,7 +33,7 @@ fuzz_target!(|bytes: &[u8]| {
         .expect("there is room");
     let worker = Peer {
         channel: &there,
-        who: "a worker",
+        who: Worker::Serving,
     };
     let patience = Patience::within(Duration::from_secs(1));
     while worker.answer(&patience).is_ok() {}

@@ -112,7 +112,7 @@ const REMOTING: &[&[&str]] = &[
     &["remoting-session"],
     &["remoting-stream", "remoting-turns"],
     &["remoting-transport"],
-    &["remoting-proto"],
+    &["remoting-proto", "remoting-relocation"],
     &["cuda-definition"],
 ];
 

@@ -22,7 +22,6 @@ const TO_MOVE: &str = "what both need is to be moved below them";
 
 /// Folders of modules in which some use each other: the crate, the folder, and the reason.
 const CIRCLES: &[(&str, &str, &str)] = &[
-    ("accel", "", TO_MOVE),
     ("disk", "", TO_MOVE),
     ("gantry-client", "", ONE_TYPE),
     ("gantry-cublas", "", TO_MOVE),

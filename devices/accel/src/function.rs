@@ -38,13 +38,13 @@ use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 use super::{
     Error, Options,
     attach::{Attach, Pool},
+    handle::{Coming, Handle, NATIVE},
     lend::Desk,
     line::PortLine,
-    moving::{self, Coming},
     page_requests::Requests,
     pages::{self, Pages},
     registers::{Doorbells, Registers},
-    saved::{SavedSlice, check_pieces},
+    saved_slice::{SavedSlice, check_pieces},
     service::Service,
     slices::{Claim, Slices},
     window::Window,
@@ -280,8 +280,8 @@ impl Accel {
     }
 
     /// A handle to move its applications.
-    pub fn handle(&self) -> moving::Handle {
-        moving::Handle {
+    pub fn handle(&self) -> Handle {
+        Handle {
             attach: Arc::clone(&self.attach),
             slices: Arc::clone(&self.slices),
             mailbox: Arc::clone(&self.registers.mailbox),
@@ -294,7 +294,7 @@ impl Accel {
     }
 
     /// Allocates what workers need before the port is plugged in, so that they can take over
-    /// applications that still run elsewhere ([`moving::Handle::prepare`]).
+    /// applications that still run elsewhere ([`Handle::prepare`]).
     ///
     /// # Errors
     /// The platform has no interrupts left.
@@ -312,7 +312,7 @@ impl Accel {
     }
 
     /// Restores the applications of a snapshot: the contents of their slices, and the images that
-    /// workers must take over before the guest runs ([`moving::Handle::take_up`]).
+    /// workers must take over before the guest runs ([`Handle::take_up`]).
     fn restore_slices(&mut self, slices: &[SavedSlice]) -> Result<(), LifecycleError> {
         // The archive uses the host's memory, and is read once.
         let archive = self.options.archive.take();
@@ -651,7 +651,7 @@ impl PciFunction for Accel {
                     "applications of the guest use the accelerator: end them, let the snapshot \
                          have them (accel=save), or let it take the accelerator from them (detach)"
                 }
-                Some(_) => moving::NATIVE,
+                Some(_) => NATIVE,
             }));
         }
         Ok(serde_json::to_value(PortState {

@@ -13,10 +13,10 @@ use base::{Chain, Patience};
 use remoting_transport::control::{SOON, image};
 use serde::{Deserialize, Serialize};
 
-use super::lend::Replaced;
+use super::{handle::named, lend::Replaced};
 
 pub use super::slices::Followed;
-pub use remoting_transport::control::{Fetch, NotMoved, serve_fetches};
+pub use remoting_transport::control::{Failure, Fetch, serve_fetches};
 
 /// An application of a VM.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize, Deserialize)]
@@ -29,8 +29,7 @@ pub struct Application {
 
 impl fmt::Display for Application {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { port, slice } = self;
-        write!(f, "{port}: the application of slice {slice}")
+        f.write_str(&named(&self.port, self.slice))
     }
 }
 
@@ -50,7 +49,7 @@ pub struct Asking {
 pub struct Left(BTreeMap<Application, Result<Replaced, String>>);
 
 impl Left {
-    pub(super) fn add(&mut self, of: Application, worker: Result<Replaced, NotMoved>) {
+    pub(super) fn add(&mut self, of: Application, worker: Result<Replaced, Failure>) {
         let worker = worker.map_err(|why| {
             let why = Chain(&why).to_string();
             log::warn!("{of}: contents of its memory that were to follow it are lost: {why}");

@@ -22,17 +22,16 @@ use std::{
 
 use base::{Patience, Unpoisoned};
 use device_model::thread::{ThreadRole, ThreadSpawner};
-use remoting_transport::control::{Command, Fetch, LONG, NotMoved, Peer, Reply};
+use remoting_relocation::source::SourcePort;
+use remoting_transport::{
+    control::{self, Command, Failure, Fetch, LONG, Peer, Reply, Worker},
+    worker_control::Source,
+};
 
 use super::{closing::Closing, slices::Slices};
 
 /// Timeout for a reply of the port's thread.
 const SOON: Duration = Duration::from_secs(5);
-/// Name of a borrowed worker in messages.
-pub const OLD: &str = "the worker that serves it";
-/// Name of a worker in messages after another one has taken over its application.
-const LEFT: &str = "the worker that it has left";
-
 /// A request to the port's thread.
 pub enum Order {
     /// Lend the workers of all open slices, or of one, that are not borrowed.
@@ -59,18 +58,14 @@ pub struct Borrowed {
     /// Its slice.
     pub slice: usize,
     /// `None` if the worker was given back or replaced.
-    stream: Option<UnixStream>,
-    /// Whether it was asked to stop.
-    stops: bool,
-    /// Number of its replies that have not arrived.
-    due: u32,
+    worker: Option<Source>,
     desk: Arc<Desk>,
 }
 
 /// A worker's connection that is being returned to the port's thread.
 struct Return {
     slice: usize,
-    stream: Option<UnixStream>,
+    worker: Option<Source>,
     /// Whether the worker serves.
     serves: bool,
     desk: Arc<Desk>,
@@ -78,7 +73,7 @@ struct Return {
 
 impl Drop for Return {
     fn drop(&mut self) {
-        let Some(stream) = self.stream.take() else {
+        let Some(stream) = self.worker.take().map(Source::into_channel) else {
             return;
         };
         if !self.serves {
@@ -152,50 +147,33 @@ impl Borrowed {
     pub fn new(slice: usize, stream: UnixStream, desk: Arc<Desk>) -> Self {
         Self {
             slice,
-            stream: Some(stream),
-            stops: false,
-            due: 0,
+            worker: Some(Source::new(stream)),
             desk,
         }
     }
 
-    fn peer(&self) -> Result<Peer<'_>, NotMoved> {
-        match &self.stream {
-            Some(channel) => Ok(Peer { channel, who: OLD }),
-            None => Err(NotMoved::Gone {
-                who: OLD,
-                source: io::ErrorKind::NotConnected.into(),
-            }),
-        }
+    /// The worker, as the source of a move.
+    ///
+    /// # Errors
+    /// It was given back or replaced.
+    pub fn source(&mut self) -> Result<&mut Source, Failure> {
+        self.worker.as_mut().ok_or_else(gone)
     }
 
     /// Sends a command: to stop, or one for a worker that has stopped.
-    pub fn send(&mut self, command: &Command, files: &[BorrowedFd<'_>]) -> Result<(), NotMoved> {
-        self.stops = true;
-        self.peer()?.send(command, files)?;
-        self.due += 1;
-        Ok(())
+    pub fn send(&mut self, command: &Command, files: &[BorrowedFd<'_>]) -> Result<(), Failure> {
+        self.source()?.send(command, files)
     }
 
     /// Waits for its reply.
-    pub fn answer(&mut self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
-        let answer = self.peer()?.answer(patience);
-        if matches!(answer, Ok(_) | Err(NotMoved::Refused(_))) {
-            self.due = self.due.saturating_sub(1);
-        }
-        answer
-    }
-
-    /// Ends a stopped worker, and waits until its pool has seen the process end: from then on no
-    /// other process has the rings.
-    pub fn end(&mut self, patience: &Patience) -> Result<(), NotMoved> {
-        end(self.peer()?.channel, patience)
+    pub fn answer(&mut self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), Failure> {
+        self.source()?.answer(patience)
     }
 
     /// Returns another worker's connection in place of this one, whose worker has left the
     /// application for good, or has ended.
     pub fn replace(mut self, stream: UnixStream) -> Option<Replaced> {
-        let old = self.stream.take().map(Replaced);
+        let old = self.worker.take().map(Replaced::new);
         self.desk.serve(self.slice, stream);
         old
     }
@@ -207,17 +185,13 @@ impl Borrowed {
     /// It has not left: it ends.
     pub fn left_for_good(
         mut self,
-        asked: Result<(), NotMoved>,
+        asked: Result<(), Failure>,
         patience: &Patience,
-    ) -> Result<Replaced, NotMoved> {
+    ) -> Result<Replaced, Failure> {
         let left = asked.and_then(|()| self.answer(patience));
-        let gone = || NotMoved::Gone {
-            who: OLD,
-            source: io::ErrorKind::NotConnected.into(),
-        };
         match left {
             Ok(_) if self.desk.forget(self.slice) => {
-                self.stream.take().map(Replaced).ok_or_else(gone)
+                self.worker.take().map(Replaced::new).ok_or_else(gone)
             }
             left => {
                 self.give_back(false);
@@ -236,34 +210,27 @@ impl Borrowed {
         self.give_back(true);
     }
 
-    /// Makes a serving worker discard its state of the rounds.
+    /// Makes a serving worker discard its state of the rounds. Returns it when it has answered to everything.
     pub fn forget(mut self) {
-        self.stops = true;
+        if let Some(worker) = &mut self.worker {
+            worker.resume();
+        }
     }
 
     fn give_back(&mut self, serves: bool) -> Return {
         Return {
             slice: self.slice,
-            stream: self.stream.take(),
+            worker: self.worker.take(),
             serves,
             desk: Arc::clone(&self.desk),
         }
     }
 }
 
-/// Ends a worker, and waits until its pool has seen the process end.
-fn end(channel: &UnixStream, patience: &Patience) -> Result<(), NotMoved> {
-    use std::io::Read;
-
-    use base::patience::Patient;
-    let gone = |source| NotMoved::Gone { who: OLD, source };
-    channel.shutdown(Shutdown::Write).map_err(gone)?;
-    match Patient(channel, patience).read(&mut [0; 1]) {
-        Ok(0) => Ok(()),
-        Ok(_) => Err(gone(io::ErrorKind::InvalidData.into())),
-        // Killed while it had unread messages.
-        Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(()),
-        Err(error) => Err(gone(error)),
+fn gone() -> Failure {
+    Failure::Gone {
+        who: Worker::Serving,
+        source: io::ErrorKind::NotConnected.into(),
     }
 }
 
@@ -272,15 +239,19 @@ fn end(channel: &UnixStream, patience: &Patience) -> Result<(), NotMoved> {
 pub struct Replaced(UnixStream);
 
 impl Replaced {
+    fn new(worker: Source) -> Self {
+        Self(worker.into_channel())
+    }
+
     /// Lets it save the contents that the new worker requests on this socket, until the socket is
     /// closed. Calls `came` for each that has arrived.
     ///
     /// # Errors
     /// The first reason why some are lost.
-    pub fn bring(&self, to: &UnixStream, came: impl FnMut(&Fetch)) -> Result<(), NotMoved> {
+    pub fn bring(&self, to: &UnixStream, came: impl FnMut(&Fetch)) -> Result<(), Failure> {
         let old = Peer {
             channel: &self.0,
-            who: LEFT,
+            who: Worker::Left,
         };
         old.bring(to, came)
     }
@@ -289,10 +260,10 @@ impl Replaced {
     ///
     /// # Errors
     /// They are lost.
-    pub fn fetch(&self, what: &Fetch, to: BorrowedFd<'_>) -> Result<(), NotMoved> {
+    pub fn fetch(&self, what: &Fetch, to: BorrowedFd<'_>) -> Result<(), Failure> {
         let old = Peer {
             channel: &self.0,
-            who: LEFT,
+            who: Worker::Left,
         };
         let command = Command::Fetch(what.clone());
         let saved = old.ask(&command, &[to], &Patience::within(LONG));
@@ -300,26 +271,22 @@ impl Replaced {
     }
 
     /// Ends it, and waits until its pool has seen that.
-    pub fn end(self, patience: &Patience) -> Result<(), NotMoved> {
-        end(&self.0, patience)
+    pub fn end(self, patience: &Patience) -> Result<(), Failure> {
+        control::end(&self.0, Worker::Left, patience)
     }
 }
 
 impl Drop for Borrowed {
     fn drop(&mut self) {
-        if self.stream.is_none() {
-            return;
-        }
-        let due = self.due;
-        let mut back = self.give_back(!self.stops);
-        if back.serves {
+        let is_settled = self.worker.as_ref().is_none_or(Source::is_settled);
+        let mut back = self.give_back(is_settled);
+        if is_settled {
             return;
         }
         // The last command may take as long as it needs.
         let work = move || {
-            if let Some(channel) = &back.stream {
-                let worker = Peer { channel, who: OLD };
-                back.serves = worker.go_on(due, &Patience::within(LONG)).is_ok();
+            if let Some(worker) = &mut back.worker {
+                back.serves = worker.settle(&Patience::within(LONG)).is_ok();
             }
         };
         let desk = &self.desk;

@@ -21,10 +21,11 @@
 //! - [`remoting_transport::account`]: how much device memory the workers of all slices use.
 //! - `service`: the thread that finds workers for slices and notices their end; `attach`: passes a
 //!   slice to a worker; `lend`: lends workers to other threads.
-//! - [`saved`]: the applications in a snapshot.
+//! - `handle`: the port as those see it who save and move its applications.
+//! - [`saved`]: the applications in a snapshot; `saved_slice`: each in the port's state.
 //! - [`moving`]: moves applications to other workers while the guest runs.
 //! - [`rounds`]: copies the applications of a migrating VM while they run; `standby`: workers at
-//!   the destination that receive the copies; `blocks`: detects changed blocks of a slice.
+//!   the destination that receive the copies.
 //! - `wish`: the host's requests to the guest's agent about who serves its applications.
 //! - `line`: interrupts through the function's INTx line, while MSI-X is disabled.
 //!
@@ -35,9 +36,9 @@
 //! [`PACE`]: service::PACE
 
 mod attach;
-mod blocks;
 mod closing;
 pub mod function;
+mod handle;
 pub mod left;
 mod lend;
 mod line;
@@ -47,6 +48,7 @@ mod pages;
 mod registers;
 pub mod rounds;
 pub mod saved;
+mod saved_slice;
 mod service;
 mod slices;
 mod standby;

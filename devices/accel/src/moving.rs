@@ -1,39 +1,25 @@
 //! Moves applications to other workers while the guest runs: to another pool, or to another device.
 //!
-//! ```text
-//!   port to        | command                        | then
-//!   ---------------|--------------------------------|------------------------------------------
-//!   new worker     | attachment, to take it over    | its driver is open
-//!   old worker     | Precopy                        | new state is in a file; it serves meanwhile
-//!   new worker     | Prepare                        | that state is loaded; further rounds follow
-//!   old worker     | Quiesce                        | calls wait in the ring, or further rounds follow
-//!   old worker     | SaveRest                       | state that is new since then is in a file
-//!   new worker     | Restore                        | the whole state is loaded
-//!   old worker     | Leave                          | it does not access the ring any more
-//!   new worker     | Go                             | it continues to serve the ring
-//!   old worker     | (its connection is shut down)  | its pool has seen it end
-//! ```
+//! The new worker gets the attachment, to take it over, and is ready when its driver is open. All
+//! further steps are those of [every move](remoting_transport::worker_control). In the end the old
+//! worker's connection is shut down, and its pool has seen it end.
 //!
 //! With postcopy, `SaveRest` omits large contents. The old worker stays until they have been
 //! transferred: `Go` carries a socket on which the new worker requests them, and the old one writes
 //! each to the file that came with the request.
 //!
-//! Rings, doorbell and interrupt stay the same. If anything fails before the old worker has left,
-//! the application stays with it. Applications move one by one, so that each is stopped only for
+//! Rings, doorbell and interrupt stay the same. If anything fails before the old worker was to
+//! leave, the application stays with it. If that worker then ends and only it had contents, or
+//! hangs as it ends, the application is lost. Applications move one by one, so that each is stopped only for
 //! its own move; each has its own deadline. Before and after its own move, an application belongs
 //! to the port's thread.
 
 use std::{
-    collections::BTreeMap,
-    fs::File,
     io,
-    os::{
-        fd::AsFd,
-        unix::{fs::MetadataExt, net::UnixStream},
-    },
+    os::{fd::AsFd, unix::net::UnixStream},
     path::Path,
     sync::{
-        Arc, Mutex, MutexGuard,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
         mpsc::{self, RecvTimeoutError},
     },
@@ -41,7 +27,7 @@ use std::{
 };
 
 use base::{Cancel, Chain, Patience, Unpoisoned};
-use device_model::thread::{ThreadRole, ThreadSpawner};
+use device_model::thread::ThreadRole;
 use remoting_proto::{
     apis::{self, spoken},
     port::State,
@@ -50,27 +36,27 @@ use remoting_proto::{
         hello::{Form, Hello},
     },
 };
+use remoting_relocation::{
+    failure::NotMoved,
+    transfer::{self, Plan},
+};
 use remoting_transport::{
-    control::{self, Command, LONG, NotMoved, Peer, SILENT, SOON},
-    rounds, socket,
+    control::{Command, Failure, LONG, Peer, SOON, Worker},
+    socket,
+    worker_control::Destination,
 };
 
 use super::{
-    attach::{Attach, Pool},
-    lend::{Borrowed, Desk, OLD, Replaced},
-    saved::SavedSlice,
-    slices::{Followed, Slices},
-    standby::Standby,
-    wish::Mailbox,
+    attach::Pool,
+    handle::{AGAIN, Coming, NATIVE, Standby, Waiting},
+    lend::{Borrowed, Replaced},
 };
 
-pub use super::wish::{Address, Answer, NoAddress, Seat, Unknown};
+pub use super::{
+    handle::Handle,
+    wish::{Address, Answer, NoAddress, Seat, Unknown},
+};
 pub use remoting_proto::port::{Outcome, OutcomeKind};
-
-/// Maximum time to wait while the backlog of a pool's socket is full.
-const FULL: Duration = Duration::from_secs(5);
-/// Interval of the attempts meanwhile.
-const AGAIN: Duration = Duration::from_millis(10);
 
 /// A request to move applications.
 #[derive(Clone, Debug)]
@@ -110,34 +96,6 @@ pub struct Seated {
     pub by: Seat,
     /// The agent's reply, or why there is none.
     pub outcome: Result<Answer, Unknown>,
-}
-
-/// A handle on a port to move its applications.
-#[derive(Clone)]
-pub struct Handle {
-    pub(super) attach: Arc<Attach>,
-    pub(super) slices: Arc<Slices>,
-    pub(super) mailbox: Arc<Mailbox>,
-    pub(super) desk: Arc<Desk>,
-    pub(super) spawner: Arc<dyn ThreadSpawner>,
-    pub(super) thread_name: String,
-    /// The saved applications, while a snapshot is being written.
-    pub(super) saved: Arc<Mutex<Option<Vec<SavedSlice>>>>,
-    /// The applications of a snapshot that is being restored, until the guest runs.
-    pub(super) coming: Arc<Mutex<Coming>>,
-}
-
-/// Saved applications that are being restored.
-#[derive(Debug, Default)]
-pub(super) struct Coming {
-    /// Saved state that no worker has received yet, by slice.
-    pub images: Vec<(usize, File)>,
-    /// Workers that have received their state, and do not serve yet.
-    pub workers: Vec<Waiting>,
-    /// Workers that have received a part of it, by slice.
-    pub standby: BTreeMap<usize, Standby>,
-    /// Workers with a part that is no longer needed, by slice; they must end.
-    pub unwanted: BTreeMap<usize, Standby>,
 }
 
 impl Handle {
@@ -191,20 +149,6 @@ impl Handle {
     /// does not execute it.
     pub fn withdraw_seats(&self) {
         self.mailbox.withdraw();
-    }
-
-    /// The pool that provides the workers of new applications.
-    pub fn pool(&self) -> Pool {
-        self.attach.pool()
-    }
-
-    pub(super) fn saved(&self) -> MutexGuard<'_, Option<Vec<SavedSlice>>> {
-        self.saved.lock_unpoisoned()
-    }
-
-    /// Whether the port is for native contexts.
-    pub fn is_native(&self) -> bool {
-        self.attach.is_native()
     }
 
     fn carry_out(&self, asked: Move) -> Moved {
@@ -306,7 +250,7 @@ impl Handle {
             // Each application has its own deadline, so that one that times out costs the others
             // nothing.
             let patience = Patience::new(drain.saturating_add(LONG), cancel.clone());
-            match self.carry_over(borrowed, &to, (drain, postcopy), &patience) {
+            match self.carry_over(borrowed, &to, &Plan { drain, postcopy }, &patience) {
                 Ok(old) => {
                     moved.slices.push(*slice as u32);
                     let is_last = at + 1 == slices.len();
@@ -316,7 +260,7 @@ impl Handle {
                     moved.reasons.extend(why);
                 }
                 Err(error) => {
-                    let why = format!("the application of slice {slice} stays: {}", Chain(&error));
+                    let why = format!("the application of slice {slice} {}", Chain(&error));
                     moved.reasons.push(why);
                 }
             }
@@ -324,68 +268,34 @@ impl Handle {
     }
 
     /// Moves an application. Returns the worker that it has left, from which contents may follow.
-    /// An error is the reason why it stays.
+    /// An error is the reason why it stays, or is lost.
     fn carry_over(
         &self,
         mut borrowed: Borrowed,
         to: &Pool,
-        (drain, postcopy): (Duration, bool),
+        plan: &Plan,
         patience: &Patience,
     ) -> Result<Option<OldWorker>, NotMoved> {
         if patience.is_cancelled() {
-            return Err(NotMoved::Cancelled);
+            return Err(Failure::Cancelled.into());
         }
-        let fetches = postcopy.then(UnixStream::pair).transpose();
-        let (asked, asks) = fetches.map_err(NotMoved::Socket)?.unzip();
+        let fetches = plan.postcopy.then(UnixStream::pair).transpose();
+        let (asked, asks) = fetches.map_err(Failure::Socket)?.unzip();
         let stream = self.connect(borrowed.slice, to, patience)?;
-        let new = Peer {
-            channel: &stream,
-            who: NEW,
+        let destination = Destination::new(stream, 1, asks);
+        let arrival = transfer::relocate(borrowed.source()?, destination, plan, patience)?;
+        let new = match arrival.go() {
+            Ok(new) => new.into_channel(),
+            Err(error) => {
+                borrowed.leave();
+                return Err(NotMoved::Lost(error));
+            }
         };
-        new.answer(&patience.at_most(SOON))?;
-        let rounds = rounds::stop(
-            &mut |command, files, patience| {
-                borrowed.send(command, files)?;
-                borrowed.answer(patience)
-            },
-            &new,
-            (drain, postcopy),
-            patience,
-        )?;
-        let image = save(
-            &mut borrowed,
-            &Command::SaveRest(rounds, postcopy),
-            patience,
-        )?;
-        new.make(&Command::Restore(true), image.as_fd(), patience)?;
-        drop(image);
-        // From here on the move must be completed. If the old worker confirms that it has left,
-        // another one may serve before it has ended; after any other reply, its end is awaited.
-        let soon = Patience::within(SOON);
-        let left = borrowed.send(&Command::Leave(), &[]);
-        let left = left.and_then(|()| borrowed.answer(&soon));
-        if postcopy && left.as_ref().is_err_and(NotMoved::is_refusal) {
-            // It still has all contents, and can continue.
-            return left.map(|_| None);
-        }
-        let has_left = left.is_ok();
-        if !has_left {
-            borrowed.end(&Patience::within(SOON))?;
-        }
-        // A `Go` that was sent means that the new worker serves.
-        let files: Vec<_> = asks.iter().map(AsFd::as_fd).collect();
-        if let Err(error) = new.send(&Command::Go(), &files) {
-            borrowed.leave();
-            return Err(error);
-        }
-        // The end of the new worker is the end of the requests.
-        drop(asks);
         let slice = borrowed.slice;
-        let old = borrowed.replace(stream);
+        let old = borrowed.replace(new);
         Ok(old.map(|worker| OldWorker {
             slice,
             worker,
-            has_left,
             asked,
         }))
     }
@@ -436,7 +346,6 @@ impl Handle {
         let OldWorker {
             slice,
             worker,
-            has_left,
             asked,
         } = old;
         let brought = asked.map_or(Ok(()), |asked| {
@@ -444,7 +353,7 @@ impl Handle {
                 self.slices.followed.fetch_add(1, Ordering::Relaxed);
             })
         });
-        if has_left && let Err(error) = worker.end(&Patience::within(SOON)) {
+        if let Err(error) = worker.end(&Patience::within(SOON)) {
             let name = &self.thread_name;
             log::warn!("{name}: the worker that slice {slice} had does not end: {error}");
         }
@@ -454,43 +363,6 @@ impl Handle {
                 Chain(&error)
             )
         })
-    }
-
-    /// Connects another worker to a slice. The worker waits for the state of its application.
-    pub(super) fn connect(
-        &self,
-        slice: usize,
-        to: &Pool,
-        patience: &Patience,
-    ) -> Result<UnixStream, NotMoved> {
-        let patience = patience.at_most(FULL);
-        loop {
-            match self.attach.take_up(slice, to) {
-                Err(_) if patience.is_cancelled() => return Err(NotMoved::Cancelled),
-                Err(error)
-                    if error.kind() == io::ErrorKind::WouldBlock && patience.check().is_ok() =>
-                {
-                    std::thread::sleep(AGAIN);
-                }
-                other => return other.map_err(|source| NotMoved::Gone { who: NEW, source }),
-            }
-        }
-    }
-
-    /// Whether workers have yet to take over applications of a snapshot, or workers that are no
-    /// longer needed have yet to end.
-    pub fn has_images(&self) -> bool {
-        let coming = self.coming();
-        !coming.images.is_empty() || !coming.unwanted.is_empty()
-    }
-
-    pub(super) fn coming(&self) -> MutexGuard<'_, Coming> {
-        self.coming.lock_unpoisoned()
-    }
-
-    /// Counter of the buffers and images whose contents have followed their application.
-    pub fn followed(&self) -> Followed {
-        Arc::clone(&self.slices.followed)
     }
 
     /// Sockets on which workers that have taken over applications will request the contents that
@@ -524,7 +396,7 @@ impl Handle {
         let pool = self.attach.pool();
         let mut reasons = Vec::new();
         let mut asked = Vec::new();
-        let mut keep = |slice: usize, step: Result<UnixStream, NotMoved>| match step {
+        let mut keep = |slice: usize, step: Result<UnixStream, Failure>| match step {
             Ok(stream) => Some(stream),
             Err(error) => {
                 reasons.push(format!("slice {slice}: {}", Chain(&error)));
@@ -549,7 +421,7 @@ impl Handle {
         for (slice, image, stream, is_ready) in asked {
             let new = Peer {
                 channel: &stream,
-                who: NEW,
+                who: Worker::Destination,
             };
             let ready = match is_ready {
                 true => Ok(()),
@@ -564,7 +436,7 @@ impl Handle {
         for (slice, stream) in restoring {
             let new = Peer {
                 channel: &stream,
-                who: NEW,
+                who: Worker::Destination,
             };
             let restored = new.made(patience);
             if let Some(stream) = keep(slice, restored.map(|()| stream)) {
@@ -589,89 +461,8 @@ impl Handle {
 struct OldWorker {
     slice: usize,
     worker: Replaced,
-    /// It has confirmed that it left, so that its end was not awaited.
-    has_left: bool,
     /// Socket on which the new worker requests contents.
     asked: Option<UnixStream>,
-}
-
-/// A worker that has received the state of a slice's application, and does not serve it yet.
-#[derive(Debug)]
-pub struct Waiting {
-    slice: usize,
-    stream: UnixStream,
-    /// Socket on which it will request the contents that follow.
-    asks: Option<UnixStream>,
-}
-
-impl Waiting {
-    /// The slice of its application.
-    pub fn slice(&self) -> usize {
-        self.slice
-    }
-
-    /// Starts to serve.
-    ///
-    /// # Errors
-    /// It has ended.
-    pub fn go(self, port: &Handle) -> io::Result<()> {
-        let files: Vec<_> = self.asks.iter().map(AsFd::as_fd).collect();
-        control::send(&self.stream, &Command::Go(), &files)?;
-        port.desk.serve(self.slice, self.stream);
-        Ok(())
-    }
-}
-
-/// Why native contexts are neither saved nor moved.
-pub(super) const NATIVE: &str = "programs of the guest use native contexts, which are neither saved nor moved: suspend \
-     them in the guest (gantry-checkpoint suspend) and let the accelerator be taken from them (detach), or end them";
-
-pub(super) const NEW: &str = "the worker that was to serve it";
-
-/// Asks a worker to stop, however much memory its application has created lately. Does not wait for
-/// the reply.
-pub(super) fn quiesce(worker: &mut Borrowed, drain: Duration) -> Result<(), NotMoved> {
-    let drain = u64::try_from(drain.as_millis()).unwrap_or(u64::MAX);
-    worker.send(&Command::Quiesce(drain, u64::MAX), &[])
-}
-
-/// Lets a stopped worker save its application's state, or the rest of it, with `command`. The
-/// application, and perhaps its VM, is stopped meanwhile. The wait lasts as long as the worker
-/// keeps writing.
-pub(super) fn save(
-    worker: &mut Borrowed,
-    command: &Command,
-    patience: &Patience,
-) -> Result<File, NotMoved> {
-    save_within(worker, command, patience, SILENT)
-}
-
-pub(super) fn save_within(
-    worker: &mut Borrowed,
-    command: &Command,
-    patience: &Patience,
-    silent: Duration,
-) -> Result<File, NotMoved> {
-    let image = control::image().map_err(NotMoved::File)?;
-    worker.send(command, &[image.as_fd()])?;
-    let mut written = 0;
-    loop {
-        match worker.answer(&patience.at_most(silent)) {
-            Err(NotMoved::Gone { source, .. })
-                if source.kind() == io::ErrorKind::TimedOut && patience.check().is_ok() =>
-            {
-                let before = written;
-                written = image.metadata().map_err(NotMoved::File)?.blocks();
-                if written <= before {
-                    return Err(NotMoved::Silent {
-                        who: OLD,
-                        seconds: silent.as_secs(),
-                    });
-                }
-            }
-            answer => return answer.map(|_| image),
-        }
-    }
 }
 
 /// Whether a pool serves an API; `None` if it does not tell.

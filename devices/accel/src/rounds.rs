@@ -25,21 +25,19 @@ use std::{
 
 use base::{Chain, Patience};
 use remoting_proto::port::State;
-use remoting_transport::control::{self, AFTER_DRAIN, Command, NotMoved, Reply, SOON};
+use remoting_relocation::{archive::Archive, blocks::Sent};
+use remoting_transport::control::{self, AFTER_DRAIN, Command, Failure, Reply, SOON};
 use serde::{Deserialize, Serialize};
 
 use super::{
-    blocks::Sent,
+    handle::{AGAIN, Error, Handle, NATIVE, named},
     lend::Borrowed,
-    moving::{Handle, NATIVE, save},
-    saved::{Archive, Error, SavedSlice, named},
+    saved_slice::SavedSlice,
 };
 
 /// Timeout for one round of an application. Work that the device is executing delays the copy, too,
 /// and the VM waits for it.
 const ROUND: Duration = Duration::from_secs(30);
-/// Interval of the checks for a worker that has yet to return.
-const AGAIN: Duration = Duration::from_millis(10);
 
 /// The part of a round for one port.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -66,7 +64,7 @@ pub struct Copied {
 
 /// A worker that was asked for a round, what has been copied of its application, and the image that
 /// it has written.
-type Answered = (Borrowed, Known, Result<File, NotMoved>);
+type Answered = (Borrowed, Known, Result<File, Failure>);
 
 /// What another host has received of an application.
 #[derive(Debug, Default)]
@@ -221,21 +219,22 @@ impl Copied {
         id: &str,
         borrowed: &mut Borrowed,
         patience: &Patience,
-    ) -> Result<(File, Known), NotMoved> {
+    ) -> Result<(File, Known), Failure> {
         if let Some(known) = self.slices.remove(&(id.to_owned(), borrowed.slice)) {
             let command = Command::SaveRest(known.rounds, self.postcopy);
-            match save(borrowed, &command, patience) {
-                Err(NotMoved::Refused(why)) => {
+            match borrowed.source()?.save_by(&command, patience) {
+                Err(Failure::Refused(why)) => {
                     log::info!("{id}: slice {} is saved as a whole: {why}", borrowed.slice);
                 }
-                image => return Ok((image?, known)),
+                saved => return Ok((saved?.0, known)),
             }
         }
         let whole = match self.postcopy {
             true => Command::SaveRest(0, true),
             false => Command::Save(),
         };
-        Ok((save(borrowed, &whole, patience)?, Known::default()))
+        let (image, _) = borrowed.source()?.save_by(&whole, patience)?;
+        Ok((image, Known::default()))
     }
 }
 
@@ -261,7 +260,7 @@ pub fn immovable(ports: &[(String, Handle)], patience: &Patience) -> Vec<String>
     let native = native.map(|(id, _)| format!("{id}: {NATIVE}"));
     let answers = examine(ports, |_, _| true, patience);
     let refused = answers.into_iter().filter_map(|(of, answer)| match answer {
-        Err(NotMoved::Refused(why)) => Some(format!("{of}: {why}")),
+        Err(Failure::Refused(why)) => Some(format!("{of}: {why}")),
         _ => None,
     });
     native.chain(refused).collect()
@@ -273,7 +272,7 @@ fn examine(
     ports: &[(String, Handle)],
     is_asked: impl Fn(&str, usize) -> bool,
     patience: &Patience,
-) -> Vec<(String, Result<Reply, NotMoved>)> {
+) -> Vec<(String, Result<Reply, Failure>)> {
     let mut asked = Vec::new();
     for (id, port) in ports {
         for mut borrowed in port.desk.lend(None).unwrap_or_default() {
@@ -290,7 +289,7 @@ fn examine(
     for (id, mut borrowed, sent) in asked {
         let answer = sent.and_then(|()| borrowed.answer(&patience));
         let of = named(id, borrowed.slice as u32);
-        if matches!(answer, Ok(_) | Err(NotMoved::Refused(_))) {
+        if matches!(answer, Ok(_) | Err(Failure::Refused(_))) {
             borrowed.keep();
         }
         answers.push((of, answer.map(|(reply, _)| reply)));
@@ -314,8 +313,8 @@ impl Handle {
 }
 
 /// Asks a worker for a round; does not wait for the reply.
-fn send(borrowed: &mut Borrowed, round: u32, limit: Duration) -> Result<File, NotMoved> {
-    let image = control::image().map_err(NotMoved::File)?;
+fn send(borrowed: &mut Borrowed, round: u32, limit: Duration) -> Result<File, Failure> {
+    let image = control::image().map_err(Failure::File)?;
     let command = Command::Precopy(round, limit.as_millis() as u64);
     borrowed.send(&command, &[image.as_fd()])?;
     Ok(image)
@@ -342,7 +341,7 @@ fn ask(
         for (mut one, mut known, image) in asked {
             match image.and_then(|image| one.answer(&patience).map(|_| image)) {
                 // A worker that has taken too long is too busy for a second request.
-                Err(NotMoved::Refused(_)) if known.rounds > 0 && began.elapsed() < limit => {
+                Err(Failure::Refused(_)) if known.rounds > 0 && began.elapsed() < limit => {
                     borrowed.push((one, Known::default()));
                 }
                 image => {

@@ -19,8 +19,6 @@ use remoting_proto::port::{Command, State};
 use serde::{Deserialize, Serialize};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
-use super::saved::is_none;
-
 /// What the guest declares about the application of a slice, as in registers and saved states; 0
 /// where it declares nothing.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
@@ -242,4 +240,10 @@ impl Slices {
         // Fails only if the counter is full, in which case the service is awake.
         let _ = self.kick.write(1);
     }
+}
+
+/// Whether a count need not be saved.
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "for serde")]
+pub(super) fn is_none(count: &u32) -> bool {
+    *count == 0
 }

@@ -4,36 +4,22 @@
 //! Everything from the other host is untrusted: there are at most as many workers as slices, and
 //! workers treat what they receive like input from any application.
 
-use std::{
-    collections::BTreeSet,
-    fs::File,
-    io::{self, Read},
-    net::Shutdown,
-    os::{fd::AsFd, unix::net::UnixStream},
-};
+use std::{collections::BTreeSet, fs::File, io, os::fd::AsFd};
 
-use base::{Chain, Patience, patience::Patient};
-use remoting_transport::control::{self, Command, NotMoved, Peer, SOON};
+use base::{Chain, Patience};
+use remoting_transport::control::{self, Command, Failure, Peer, SOON, Worker};
 
 use super::{
     attach::Pool,
-    moving::{Handle, NEW},
-    saved::SavedSlice,
+    handle::{Handle, Standby},
+    saved_slice::SavedSlice,
 };
-
-/// A worker that has received a part of an application.
-#[derive(Debug)]
-pub(super) struct Standby {
-    pub stream: UnixStream,
-    /// Number of rounds that it has received.
-    pub rounds: u32,
-}
 
 /// Why a worker could not receive a round.
 #[derive(Debug, thiserror::Error)]
 enum Unprepared {
     #[error(transparent)]
-    Worker(#[from] NotMoved),
+    Worker(#[from] Failure),
     #[error("cannot take over what came of it")]
     Came(#[from] io::Error),
     #[error("its slice cannot be made anew")]
@@ -82,7 +68,7 @@ impl Handle {
         for (slice, standby) in asked {
             let new = Peer {
                 channel: &standby.stream,
-                who: NEW,
+                who: Worker::Destination,
             };
             let made = new.made(patience).map_err(Unprepared::from);
             if let Some((slice, standby)) = keep(slice, made.map(|()| standby)) {
@@ -130,7 +116,7 @@ impl Handle {
     ) -> Result<Standby, Unprepared> {
         let new = Peer {
             channel: &standby.stream,
-            who: NEW,
+            who: Worker::Destination,
         };
         if standby.rounds == 0 {
             new.answer(&patience.at_most(SOON))?;
@@ -145,36 +131,10 @@ impl Handle {
             return Err(io::Error::new(io::ErrorKind::InvalidData, other).into());
         }
         one.window.read_changed(archive, &window, &one.kept)?;
-        let image = control::image().map_err(NotMoved::File)?;
+        let image = control::image().map_err(Failure::File)?;
         let piece = one.image.ok_or(Unprepared::Order)?;
         piece.read(archive, &image)?;
         new.send(&Command::Prepare(false), &[image.as_fd()])?;
         Ok(standby)
-    }
-
-    /// Ends a worker that takes over no application, and waits until its pool has seen that: then
-    /// its device memory is free.
-    pub(super) fn end(
-        &self,
-        slice: usize,
-        stream: &UnixStream,
-        patience: &Patience,
-    ) -> Result<(), NotMoved> {
-        let gone = |source| NotMoved::Gone { who: NEW, source };
-        let patience = patience.at_most(SOON);
-        // Fails if it has already ended.
-        let _ = stream.shutdown(Shutdown::Write);
-        loop {
-            match Patient(stream, &patience).read(&mut [0; 64]) {
-                Ok(0) => break,
-                // A reply that nobody waits for any more.
-                Ok(_) => {}
-                Err(error) if error.kind() == io::ErrorKind::ConnectionReset => break,
-                Err(_) if patience.is_cancelled() => return Err(NotMoved::Cancelled),
-                Err(error) => return Err(gone(error)),
-            }
-        }
-        self.attach.account.0.clear(slice as u32);
-        Ok(())
     }
 }

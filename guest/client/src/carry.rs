@@ -39,11 +39,11 @@ use remoting_proto::wire::{
     Blob,
     messages::{Call, WindowRange},
 };
+use remoting_relocation::rounds::{Rounds, TIME};
 use remoting_transport::{
-    control::{LONG, NotMoved, SILENT, SOON},
+    control::{Failure, LONG, SILENT, SOON, Worker},
     mapping::Error,
     order::{self, Order, PARKED},
-    rounds::Rounds,
 };
 
 use crate::{
@@ -213,10 +213,13 @@ fn go_in_rounds<D: Carried>(
     patience: Duration,
 ) -> Result<(), String> {
     let mut rounds = Rounds::default();
+    let last = Instant::now() + TIME;
     loop {
-        both.precopy(&mut rounds)?;
+        both.precopy(&mut rounds, last)?;
         let until = Instant::now().min(both.end) + patience;
-        if carry(both, opened, &rounds, until)?.is_some() {
+        let left = last.saturating_duration_since(Instant::now());
+        let since = (rounds.count(), rounds.most_new(left));
+        if carry(both, opened, since, until)?.is_some() {
             return Ok(());
         }
     }
@@ -312,8 +315,8 @@ impl<'a, D: Carried> Both<'a, D> {
     /// Why the other worker has not answered.
     fn why_not_made(&self) -> String {
         match self.there.is_late() && Instant::now() < self.end {
-            true => NotMoved::Hangs {
-                who: NEW,
+            true => Failure::Hangs {
+                who: Worker::Destination,
                 seconds: SILENT.as_secs(),
             }
             .to_string(),
@@ -354,9 +357,9 @@ impl<'a, D: Carried> Both<'a, D> {
 
     /// Has the other worker create what can be copied while the application runs. Does nothing if the current worker
     /// cannot copy anything now.
-    fn precopy(&self, rounds: &mut Rounds) -> Result<(), String> {
+    fn precopy(&self, rounds: &mut Rounds, last: Instant) -> Result<(), String> {
         loop {
-            rounds.begin();
+            let began = Instant::now();
             let (length, why) = self.ask(None, &D::precopy(rounds.count()))?;
             match refusal(why) {
                 // The full save, after calls have stopped, reports the obstacle again.
@@ -365,7 +368,8 @@ impl<'a, D: Carried> Both<'a, D> {
             }
             self.copy_image(None, length)?;
             self.make(false, &D::prepare())?;
-            if !rounds.another(length) {
+            rounds.add(length, began);
+            if !rounds.is_due(last.saturating_duration_since(Instant::now())) {
                 return Ok(());
             }
         }
@@ -479,7 +483,7 @@ impl<'a, D: Carried> Both<'a, D> {
 fn carry<D: Carried>(
     both: &Both<'_, D>,
     opened: &Opened,
-    rounds: &Rounds,
+    since: (u32, u64),
     until: Instant,
 ) -> Result<Option<()>, String> {
     let Both { link, there, .. } = *both;
@@ -494,7 +498,6 @@ fn carry<D: Carried>(
     };
     let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
     let mut outgoing = both.hold(until, in_the_way)?;
-    let since = (rounds.count(), rounds.most_made());
     let Some(length) = both.save(&mut outgoing, since, until)? else {
         return Ok(None);
     };

@@ -18,7 +18,6 @@
 
 pub mod compiled;
 pub mod confine;
-pub mod control;
 mod drivers;
 mod folders;
 pub mod gate;
@@ -30,6 +29,7 @@ pub mod moves;
 mod moving;
 pub mod options;
 mod pending;
+mod place;
 pub mod placement;
 pub mod pool;
 pub mod probe;

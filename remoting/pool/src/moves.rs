@@ -27,14 +27,18 @@ use std::{
 };
 
 use base::{Cancel, Patience, Unpoisoned, poll::poll};
+use remoting_relocation::{
+    destination::Arrival, failure::NotMoved, source::SourcePort, transfer::Plan,
+};
 use remoting_transport::{
     closer::Closer,
-    control::{LONG, SOON},
+    control::{Command, Failure, LONG, Peer, SOON, Worker},
     order::{Lead, Order},
     socket,
+    worker_control::{Destination, Source},
 };
 
-use super::control::{self, Command, NotMoved, Peer, Place};
+use super::place::{self, Place};
 
 /// Maximum size of a request in bytes.
 const LONGEST: u64 = 1024;
@@ -42,10 +46,11 @@ const LONGEST: u64 = 1024;
 const PATIENCE: Duration = Duration::from_secs(2);
 /// The first line of a reply: sockets for applications send nothing of their own accord.
 const BANNER: &str = "gantry-accel control";
-/// The name of an application's worker in messages.
-pub(super) const SERVES: &str = "the worker that serves it";
 /// Timeout for a pool's first line: other requesters may come first.
 const BANNER_DUE: Duration = Duration::from_secs(10);
+
+/// Longer than any process lives.
+const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// A selection of applications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -174,11 +179,11 @@ pub(super) enum Event {
     Asked(Request, Asker),
     /// The worker with this number, which was busy when its application was to move, has answered.
     Answered(u64),
-    /// The application of the worker with this number has been moved, or not. With postcopy, the destination fetches
-    /// the remaining contents over this socket.
-    Over(u64, Result<(), NotMoved>, Option<UnixStream>, Asker),
+    /// The application of the worker with this number has left it, or not; with postcopy, the worker still has
+    /// contents.
+    Over(u64, Result<Arrival<Destination>, NotMoved>, Plan, Asker),
     /// Nobody asks the worker with this number for contents of memory any more; with the reason why some were lost.
-    Fetched(u64, Result<(), NotMoved>, Asker),
+    Fetched(u64, Result<(), Failure>, Asker),
     /// An application is served elsewhere, or stays.
     Left(Departure),
 }
@@ -279,50 +284,41 @@ impl Moves {
         self.events.try_iter().collect()
     }
 
-    /// Carries an application over from one worker to another, by their control channels.
+    /// Carries an application over from one worker to another, by its control channel.
     pub fn start(
         &self,
         number: u64,
-        (source, destination): (&UnixStream, &UnixStream),
+        (mut source, destination): (Source, UnixStream),
         (connection, place): (Arc<OwnedFd>, Option<Arc<Place>>),
-        (drain, postcopy): (Duration, bool),
+        plan: Plan,
         asker: Asker,
     ) -> io::Result<()> {
-        let (source, destination) = (source.try_clone()?, destination.try_clone()?);
-        let fetches = match postcopy {
-            true => Some(UnixStream::pair()?),
-            false => None,
-        };
+        let fetches = plan.postcopy.then(UnixStream::pair).transpose()?;
+        let (asked, asks) = fetches.unzip();
         let (post, closer) = (self.post.clone(), self.closer.clone());
         let cancel = Cancel::default();
         let (moving, over) = UnixStream::pair()?;
         asker.cancels(cancel.clone(), over)?;
         let work = move || {
-            let source = Peer {
-                channel: &source,
-                who: SERVES,
-            };
-            let destination = Peer {
-                channel: &destination,
-                who: "the worker that was to serve it",
-            };
             let application = (connection.as_fd(), place.as_deref());
-            let how = (drain, postcopy);
-            let outcome = control::carry_over(&source, &destination, application, how, &cancel);
+            let destination = (destination, asks);
+            let outcome = place::carry_over(&mut source, destination, application, &plan, &cancel);
             closer.close((connection, place));
             drop(moving);
-            let busy = match &outcome {
-                Err(NotMoved::Busy { due, .. }) => Some(*due),
-                _ => None,
-            };
-            let (ours, theirs) = fetches.filter(|_| outcome.is_ok()).unzip();
-            post.leave(Event::Over(number, outcome, theirs, asker.clone()));
-            if let Some(ours) = ours {
-                let fetched = source.bring(&ours, |_| {});
+            let asked = asked.filter(|_| outcome.is_ok());
+            let is_busy = matches!(outcome, Err(NotMoved::Stays(Failure::Busy(_))));
+            post.leave(Event::Over(number, outcome, plan, asker.clone()));
+            if let Some(asked) = asked {
+                let fetched = source.peer().bring(&asked, |_| {});
                 post.leave(Event::Fetched(number, fetched, asker));
             }
-            if let Some(due) = busy {
-                control::answers_of(&source, due);
+            if is_busy {
+                // However long its driver takes, or until it has ended.
+                let settled = source.settle(&Patience::within(FOREVER));
+                if settled.is_err_and(|why| !why.is_end_of(Worker::Serving)) {
+                    // It may stand still, and nobody can tell it to go on.
+                    let _ = source.end();
+                }
                 post.leave(Event::Answered(number));
             }
         };
@@ -412,7 +408,7 @@ fn send_away(
 ) -> Result<Lead, String> {
     let source = Peer {
         channel: source,
-        who: SERVES,
+        who: Worker::Serving,
     };
     let described = source.ask(&Command::Describe(), &[], &Patience::within(SOON));
     // One that cannot be moved says why.
@@ -494,7 +490,7 @@ pub fn ask(path: &Path, request: &Request, out: &mut impl Write) -> io::Result<b
 #[cfg(test)]
 mod tests {
     use super::*;
-    use remoting_transport::order;
+    use remoting_transport::{control, order};
 
     #[test]
     fn a_socket_that_is_no_control_socket_is_told_from_one() {

@@ -1,21 +1,21 @@
 //! The pool's part of moving applications: starts the destination workers, and ends the source workers.
 
-use std::{
-    io, mem,
-    os::{fd::AsFd, unix::net::UnixStream},
-    sync::Arc,
-    time::Duration,
-};
+use std::{io, mem, sync::Arc, time::Duration};
 
+use remoting_relocation::{
+    destination::Arrival,
+    failure::{Failure, NotMoved, Worker as Part},
+    transfer::Plan,
+};
 use remoting_transport::{
     order::{Lead, Order, PARKED},
     socket,
+    worker_control::{self, Source},
 };
 
 use super::{
-    control::{self, NotMoved},
     log::Client,
-    moves::{Asker, Departure, Event, Request, SERVES, To, Way, Which},
+    moves::{Asker, Departure, Event, Request, To, Way, Which},
     pool::{Phase, Pool, Serving},
     worker::{self, New, Worker},
 };
@@ -76,8 +76,8 @@ impl Pool<'_> {
                         one.is_busy = false;
                     }
                 }
-                Event::Over(number, outcome, fetches, asker) => {
-                    self.over(number, &outcome, fetches.as_ref(), &asker);
+                Event::Over(number, outcome, plan, asker) => {
+                    self.over(number, outcome, plan, &asker);
                 }
                 Event::Fetched(number, outcome, asker) => self.fetched(number, &outcome, &asker),
             }
@@ -133,10 +133,12 @@ impl Pool<'_> {
             if self.serving[index].phase == Phase::Ending {
                 continue;
             }
+            let postcopy = *to == To::WorkerFirst;
             let begun = match to {
                 To::Address(to) => self.send_away(index, drain, to, asker),
-                To::Worker => self.begin_one(index, (drain, false), asker),
-                To::WorkerFirst => self.begin_one(index, (drain, true), asker),
+                To::Worker | To::WorkerFirst => {
+                    self.begin_one(index, Plan { drain, postcopy }, asker)
+                }
             };
             if let Err(error) = begun {
                 asker.tell(&format!("error: cannot begin to move it: {error}"));
@@ -238,7 +240,7 @@ impl Pool<'_> {
         }
     }
 
-    fn begin_one(&mut self, index: usize, how: (Duration, bool), asker: &Asker) -> io::Result<()> {
+    fn begin_one(&mut self, index: usize, plan: Plan, asker: &Asker) -> io::Result<()> {
         self.started += 1;
         let new = New {
             number: self.started,
@@ -253,12 +255,15 @@ impl Pool<'_> {
         let is_local = self.listener.is_of_this_machine();
         let client = Client::of(&serving.connection, is_local);
         self.log.serves(worker.id().cast_unsigned(), client);
-        let channels = (&serving.worker.control, &worker.control);
         let application = (Arc::clone(&serving.connection), serving.place.clone());
         let number = serving.worker.number;
-        let begun = self
-            .moves
-            .start(number, channels, application, how, asker.clone());
+        let begun = (|| {
+            let source = serving.worker.control.try_clone()?;
+            let source = Source::child(source, serving.worker.end.try_clone()?);
+            let workers = (source, worker.control.try_clone()?);
+            self.moves
+                .start(number, workers, application, plan, asker.clone())
+        })();
         if let Err(error) = begun {
             worker.end_aside(&self.remover, &self.closer);
             return Err(error);
@@ -274,8 +279,8 @@ impl Pool<'_> {
     fn over(
         &mut self,
         number: u64,
-        outcome: &Result<(), NotMoved>,
-        fetches: Option<&UnixStream>,
+        outcome: Result<Arrival<worker_control::Destination>, NotMoved>,
+        plan: Plan,
         asker: &Asker,
     ) {
         let mut all = self.serving.iter();
@@ -287,46 +292,53 @@ impl Pool<'_> {
             return;
         };
         let process = serving.peer().map_or("-".to_owned(), |id| id.to_string());
-        match outcome {
+        let arrival = match outcome {
             _ if serving.phase == Phase::Ending => {
                 asker.tell(&format!("process {process} has ended meanwhile"));
+                None
             }
-            Err(error) if error.is_end_of(SERVES) => {
+            Err(NotMoved::Stays(error)) if error.is_end_of(Part::Serving) => {
                 asker.tell(&format!(
                     "error: process {process} has ended meanwhile, or its worker has"
                 ));
+                None
             }
             Err(error) => {
-                let why = base::Chain(error);
-                asker.tell(&format!("error: process {process} stays: {why}"));
-                serving.is_busy = matches!(error, NotMoved::Busy { .. });
+                let why = base::Chain(&error);
+                asker.tell(&format!("error: process {process} {why}"));
+                serving.is_busy = matches!(error, NotMoved::Stays(Failure::Busy(_)));
+                None
             }
-            Ok(()) => {}
-        }
-        if outcome.is_err() || serving.phase == Phase::Ending {
+            Ok(arrival) => Some(arrival),
+        };
+        let Some(arrival) = arrival else {
             destination.worker.end_aside(&self.remover, &self.closer);
             // The end of the source is looked for again from now on.
             return;
-        }
-        // Nobody else serves the window: the source has left it, or ended.
-        if fetches.is_none() {
+        };
+        if !plan.postcopy {
             serving.worker.kill();
         }
-        let source = std::mem::replace(&mut serving.worker, destination.worker);
+        let source = mem::replace(&mut serving.worker, destination.worker);
         serving.phase = Phase::Speaking;
-        // Fails if the worker has ended meanwhile, which is noticed as such.
-        let files: Vec<_> = fetches.iter().map(AsFd::as_fd).collect();
-        let _ = control::send(&serving.worker.control, &control::Command::Go(), &files);
         let (from, to) = (source.id(), serving.worker.id());
-        asker.tell(&format!(
-            "process {process} moved from worker {from} to {to}"
-        ));
+        asker.tell(&match arrival.go() {
+            Ok(_) => format!("process {process} moved from worker {from} to {to}"),
+            Err(error) => {
+                // It waits for ever, if it lives. Its end is noticed as such.
+                serving.worker.kill();
+                format!(
+                    "error: process {process} {}",
+                    base::Chain(&NotMoved::Lost(error))
+                )
+            }
+        });
         let folder = &serving.worker.remains.folder.0;
         let number = serving.worker.number;
         self.sweeper.serves(number, folder, &serving.connection);
-        match fetches {
-            Some(_) => serving.source = Some(source),
-            None => self.end_source(source),
+        match plan.postcopy {
+            true => serving.source = Some(source),
+            false => self.end_source(source),
         }
     }
 
@@ -337,7 +349,7 @@ impl Pool<'_> {
     }
 
     /// A moved application has fetched everything that it can from its source, or has ended.
-    fn fetched(&mut self, number: u64, outcome: &Result<(), NotMoved>, asker: &Asker) {
+    fn fetched(&mut self, number: u64, outcome: &Result<(), Failure>, asker: &Asker) {
         let has_left = |serving: &&mut Serving| {
             let source = serving.source.as_ref();
             source.is_some_and(|source| source.number == number)

@@ -39,9 +39,7 @@ use remoting_transport::{closer::Closer, peer_files, socket};
 
 use super::{
     compiled::{self, sweep::Sweeper},
-    confine,
-    control::Place,
-    drivers,
+    confine, drivers,
     folders::Cache,
     group::{Groups, Limits},
     handshake::Refusals,
@@ -50,6 +48,7 @@ use super::{
     moves::Moves,
     moving::{Departed, Destination, Leaving},
     options::{Library, Options},
+    place::Place,
     slices,
     starter::Starter,
     status::Figures,

@@ -43,6 +43,7 @@ use remoting_stream::tls;
 use remoting_transport::{
     account::Account,
     bell::Futex,
+    control,
     endpoint::Receiver,
     mapping,
     peer_files::{self, WrongFile},
@@ -55,7 +56,6 @@ use remoting_turns::{message::Join, slices::Slices};
 use super::{
     compiled::{self, InUse, owner::Owner},
     confine::{self, Confinement, Later, Piece},
-    control,
     handshake::Door,
     options::Options,
     standby::{self, Movable},

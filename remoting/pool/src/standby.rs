@@ -1,4 +1,4 @@
-//! A worker's side of [moving](super::control) an application: what it serves can be described, and a
+//! A worker's side of [moving](remoting_transport::worker_control) an application: what it serves can be described, and a
 //! worker that waits for another one's application takes it up.
 //!
 //! A worker of a machine's slice is asked by two: by its pool, and by the machine over the connection
@@ -36,6 +36,7 @@ use remoting_session::{
 use remoting_transport::{
     account::Account,
     bell::Futex,
+    control::{self, Command, Reply},
     endpoint::Receiver,
     port_bell::{Events, Waker},
     socket,
@@ -44,7 +45,6 @@ use remoting_transport::{
 
 use super::{
     compiled::owner::Owner,
-    control::{self, Command, Reply},
     process::{self, Error, PATIENCE, Worker},
 };
 
@@ -219,6 +219,7 @@ fn attend_on<N: Send + std::fmt::Debug + 'static>(
                     stopped = after;
                     Reply::Done()
                 }
+                Ok(Ok(Outcome::Keeps)) => Reply::Keeps(),
                 Ok(Ok(Outcome::Made(made))) => Reply::Made(made),
                 Ok(Err(why)) => refusal(&why),
                 Err(RecvTimeoutError::Timeout) => when_busy,
@@ -451,7 +452,7 @@ mod tests {
 
     use base::Patience;
     use remoting_opencl::testing;
-    use remoting_transport::control::Peer;
+    use remoting_transport::control::{Peer, Worker as Part};
 
     use super::*;
 
@@ -469,7 +470,7 @@ mod tests {
     fn ask(channel: &UnixStream, command: &Command) -> Result<(), String> {
         let peer = Peer {
             channel,
-            who: "the worker",
+            who: Part::Serving,
         };
         let answer = peer.ask(command, &[], &Patience::within(Duration::from_secs(30)));
         answer.map(drop).map_err(|error| error.to_string())
@@ -529,7 +530,7 @@ mod tests {
             let image = remoting_session::image::create().unwrap();
             let worker = Peer {
                 channel: &pool,
-                who: "the worker",
+                who: Part::Serving,
             };
             let command = Command::Precopy(0, time);
             let patience = Patience::within(Duration::from_secs(30));
@@ -552,7 +553,7 @@ mod tests {
         let (pool, _machine) = asked_by_two(Movable::From(Told::default()));
         let worker = Peer {
             channel: &pool,
-            who: "the worker",
+            who: Part::Serving,
         };
         let patience = Patience::within(Duration::from_secs(30));
         let image = std::fs::File::open("/dev/null").unwrap();

@@ -427,7 +427,7 @@ pub struct Attachment {
     pub compiled: String,
     /// The user in the guest who owns the application, if the guest's agent has told.
     pub user: Option<u32>,
-    /// Another worker has served the application before: its saved state follows, by the messages of `remoting_pool::control`,
+    /// Another worker has served the application before: its saved state follows, by the messages of `remoting_transport::control`,
     /// and nothing in the slice is touched before that.
     pub takes_up: bool,
 }

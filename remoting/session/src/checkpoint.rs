@@ -77,6 +77,8 @@ pub struct Ordered {
 pub enum Outcome {
     /// The order was executed.
     Done,
+    /// The order was executed, and the contents of some memory objects are still here, to be fetched.
+    Keeps,
     /// The session continues: this many bytes of memory objects were created since the last round.
     Made(u64),
 }
@@ -213,8 +215,11 @@ impl<B: Backend> Session<B> {
                 Order::SaveRest(file, asker, rounds, postcopy)
                     if matches!(self.phase, Phase::Quiesced) =>
                 {
-                    let saved = self.save_rest(calls, file, (asker, rounds), postcopy);
-                    Ordered::answer(&done, said(saved));
+                    let saved = said(self.save_rest(calls, file, (asker, rounds), postcopy));
+                    let _ = done.send(saved.map(|()| match self.remaining {
+                        Some(_) => Outcome::Keeps,
+                        None => Outcome::Done,
+                    }));
                 }
                 Order::Resume if !matches!(self.phase, Phase::Draining { .. }) => {
                     if matches!(self.phase, Phase::Quiesced) {

@@ -8,6 +8,7 @@
 use std::{
     fs::File,
     io::{self, Read, Write},
+    net::Shutdown,
     os::{
         fd::{AsFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
@@ -22,6 +23,8 @@ use remoting_proto::wire::{
 };
 
 use super::socket;
+
+pub use remoting_relocation::failure::{Failure, Worker};
 
 /// Maximum size of a message in bytes.
 const LONGEST: usize = 64 << 10;
@@ -109,6 +112,8 @@ wire! { enum
         4 Works(),
         /// The worker continues: this many bytes of memory objects were created since the last round.
         5 Made(bytes: u64),
+        /// Done, and the contents of some memory objects are still here, to be fetched.
+        6 Keeps(),
     }
 }
 
@@ -207,82 +212,6 @@ pub fn refused(why: &dyn std::error::Error) -> Reply {
     Reply::Refused(Blob(base::Chain(why).to_string().into_bytes()))
 }
 
-/// Why an application was not moved.
-#[derive(Debug, thiserror::Error)]
-pub enum NotMoved {
-    /// A worker refuses.
-    #[error("{0}")]
-    Refused(String),
-    /// A worker has ended, or sends something invalid, or does not answer.
-    #[error("{who} {}", if is_end(.source) { "has ended" } else { "does not answer" })]
-    Gone {
-        /// Which of the two workers.
-        who: &'static str,
-        /// How it was noticed.
-        source: io::Error,
-    },
-    /// A worker that saves an application's state makes no progress.
-    #[error(
-        "{who} has written nothing of its state for {seconds} s: it hangs, or its device does; end the application, \
-         then try again"
-    )]
-    Silent {
-        /// Which of the two workers.
-        who: &'static str,
-        /// How long it has made no progress, in seconds.
-        seconds: u64,
-    },
-    /// A worker that restores an application's state makes no progress.
-    #[error(
-        "{who} has not used a processor for {seconds} s while it makes the application's state: its driver \
-         hangs, or its device does; see the log of its pool, start that anew, then try again"
-    )]
-    Hangs {
-        /// Which of the two workers.
-        who: &'static str,
-        /// How long it has made no progress, in seconds.
-        seconds: u64,
-    },
-    /// The worker that was to stop is in a long operation, and continues after it.
-    #[error("its worker is busy, and goes on by itself")]
-    Busy {
-        /// The number of its answers that have not come yet.
-        due: u32,
-        /// Why it continues.
-        #[source]
-        why: Box<NotMoved>,
-    },
-    /// The move was cancelled.
-    #[error("it was cancelled")]
-    Cancelled,
-    /// The system cannot create a file.
-    #[error("cannot make a file for the application's state")]
-    File(#[source] io::Error),
-    /// The system cannot create a socket.
-    #[error("cannot make a socket for contents of its memory that follow")]
-    Socket(#[source] io::Error),
-}
-
-impl NotMoved {
-    /// Whether it is a reply, after which the worker can be sent another command.
-    pub fn is_refusal(&self) -> bool {
-        matches!(self, Self::Refused(_))
-    }
-
-    /// Whether the worker with this name has ended.
-    pub fn is_end_of(&self, worker: &str) -> bool {
-        matches!(self, Self::Gone { who, source } if *who == worker && is_end(source))
-    }
-}
-
-/// Whether a channel whose other end is closed fails with this error.
-fn is_end(error: &io::Error) -> bool {
-    matches!(
-        error.kind(),
-        io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::UnexpectedEof
-    )
-}
-
 /// Serves the requests that a worker sends on the socket that it got with [`Command::Go`], until it has all contents or
 /// has ended. `fetch` makes the source save the contents of a memory object to a file: that which came last, with
 /// [`Command::Files`] or with the request.
@@ -291,8 +220,8 @@ fn is_end(error: &io::Error) -> bool {
 /// The first reason why contents are missing, or the worker asks for something else.
 pub fn serve_fetches(
     destination: &UnixStream,
-    mut fetch: impl FnMut(&Fetch, BorrowedFd<'_>) -> Result<(), NotMoved>,
-) -> Result<(), NotMoved> {
+    mut fetch: impl FnMut(&Fetch, BorrowedFd<'_>) -> Result<(), Failure>,
+) -> Result<(), Failure> {
     let mut lost = Ok(());
     let mut last = None;
     let served = (|| {
@@ -324,8 +253,8 @@ pub fn serve_fetches(
         {
             lost
         }
-        Err(source) => Err(NotMoved::Gone {
-            who: "the worker that serves it",
+        Err(source) => Err(Failure::Gone {
+            who: Worker::Serving,
             source,
         }),
     }
@@ -336,13 +265,13 @@ pub fn serve_fetches(
 pub struct Peer<'a> {
     /// Its channel.
     pub channel: &'a UnixStream,
-    /// The worker's name in error messages.
-    pub who: &'static str,
+    /// Its part in a move.
+    pub who: Worker,
 }
 
 impl Peer<'_> {
-    fn gone(&self, source: io::Error) -> NotMoved {
-        NotMoved::Gone {
+    fn gone(&self, source: io::Error) -> Failure {
+        Failure::Gone {
             who: self.who,
             source,
         }
@@ -352,7 +281,7 @@ impl Peer<'_> {
     ///
     /// # Errors
     /// The worker is gone.
-    pub fn send(&self, command: &Command, files: &[BorrowedFd<'_>]) -> Result<(), NotMoved> {
+    pub fn send(&self, command: &Command, files: &[BorrowedFd<'_>]) -> Result<(), Failure> {
         send(self.channel, command, files).map_err(|source| self.gone(source))
     }
 
@@ -365,7 +294,7 @@ impl Peer<'_> {
         command: &Command,
         files: &[BorrowedFd<'_>],
         patience: &Patience,
-    ) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
+    ) -> Result<(Reply, Vec<OwnedFd>), Failure> {
         self.send(command, files)?;
         self.answer(patience)
     }
@@ -374,7 +303,7 @@ impl Peer<'_> {
     ///
     /// # Errors
     /// The answer is a refusal, the worker is gone, or the patience is over.
-    pub fn answer(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
+    pub fn answer(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), Failure> {
         loop {
             match self.reply(patience)? {
                 (Reply::Works(), _) => {}
@@ -388,11 +317,7 @@ impl Peer<'_> {
     ///
     /// # Errors
     /// The first reason why some contents are lost.
-    pub fn bring(
-        &self,
-        destination: &UnixStream,
-        came: impl FnMut(&Fetch),
-    ) -> Result<(), NotMoved> {
+    pub fn bring(&self, destination: &UnixStream, came: impl FnMut(&Fetch)) -> Result<(), Failure> {
         self.bring_within(destination, LONG, came)
     }
 
@@ -401,12 +326,12 @@ impl Peer<'_> {
         destination: &UnixStream,
         each: Duration,
         mut came: impl FnMut(&Fetch),
-    ) -> Result<(), NotMoved> {
+    ) -> Result<(), Failure> {
         // A late reply would be taken for the reply to the next request.
         let mut gone: Option<String> = None;
         serve_fetches(destination, |what, file| {
             if let Some(why) = &gone {
-                return Err(NotMoved::Refused(why.clone()));
+                return Err(Failure::Refused(why.clone()));
             }
             let command = Command::Fetch(what.clone());
             let saved = self.ask(&command, &[file], &Patience::within(each));
@@ -428,7 +353,7 @@ impl Peer<'_> {
         command: &Command,
         image: BorrowedFd<'_>,
         patience: &Patience,
-    ) -> Result<(), NotMoved> {
+    ) -> Result<(), Failure> {
         self.send(command, &[image])?;
         self.made(patience)
     }
@@ -437,18 +362,16 @@ impl Peer<'_> {
     ///
     /// # Errors
     /// The restore is refused, the worker is gone or hangs, or the patience is over.
-    pub fn made(&self, patience: &Patience) -> Result<(), NotMoved> {
+    pub fn made(&self, patience: &Patience) -> Result<(), Failure> {
         self.made_within(patience, SILENT)
     }
 
-    fn made_within(&self, patience: &Patience, silent: Duration) -> Result<(), NotMoved> {
+    fn made_within(&self, patience: &Patience, silent: Duration) -> Result<(), Failure> {
         loop {
             match self.reply(&patience.at_most(silent)) {
                 Ok((Reply::Works(), _)) => {}
-                Err(NotMoved::Gone { source, .. })
-                    if source.kind() == io::ErrorKind::TimedOut && patience.check().is_ok() =>
-                {
-                    return Err(NotMoved::Hangs {
+                Err(late) if late.is_late() && patience.check().is_ok() => {
+                    return Err(Failure::Hangs {
                         who: self.who,
                         seconds: silent.as_secs(),
                     });
@@ -459,44 +382,43 @@ impl Peer<'_> {
     }
 
     /// Waits for a reply, which may be [`Reply::Works`].
-    fn reply(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), NotMoved> {
+    fn reply(&self, patience: &Patience) -> Result<(Reply, Vec<OwnedFd>), Failure> {
         let answer = receive_within(self.channel, patience).map_err(|source| {
             match patience.is_cancelled() {
-                true => NotMoved::Cancelled,
+                true => Failure::Cancelled,
                 false => self.gone(source),
             }
         })?;
         match answer.ok_or_else(|| self.gone(io::ErrorKind::UnexpectedEof.into()))? {
-            (Reply::Refused(Blob(why)), _) => Err(NotMoved::Refused(
-                String::from_utf8_lossy(&why).into_owned(),
-            )),
+            (Reply::Refused(Blob(why)), _) => {
+                Err(Failure::Refused(String::from_utf8_lossy(&why).into_owned()))
+            }
             other => Ok(other),
         }
     }
+}
 
-    /// Makes a worker resume that was asked to stop, and perhaps to save, whatever came of that. `due` of its answers
-    /// have not come yet; they are received first, so that they are not taken for answers to later commands.
-    ///
-    /// # Errors
-    /// The worker is gone or does not answer: it would remain stopped for ever.
-    pub fn go_on(&self, due: u32, patience: &Patience) -> Result<(), NotMoved> {
-        self.send(&Command::Resume(), &[])?;
-        self.drain(&mut due.saturating_add(1), patience)
-    }
-
-    /// Receives outstanding answers, whatever they are, and counts `due` down for each.
-    ///
-    /// # Errors
-    /// The worker is gone, or the patience is over.
-    pub fn drain(&self, due: &mut u32, patience: &Patience) -> Result<(), NotMoved> {
-        while *due > 0 {
-            match self.answer(patience) {
-                // A worker that has not stopped, or has said why not, continues anyway.
-                Ok(_) | Err(NotMoved::Refused(_)) => *due -= 1,
-                Err(error) => return Err(error),
-            }
+/// Ends a worker by its connection, and waits until its pool has seen the process end: from then on nobody has what it
+/// was given.
+///
+/// # Errors
+/// It has not ended in time, or the wait was cancelled.
+pub fn end(channel: &UnixStream, who: Worker, patience: &Patience) -> Result<(), Failure> {
+    // Fails if it has already ended.
+    let _ = channel.shutdown(Shutdown::Write);
+    loop {
+        let read = patience
+            .check()
+            .and_then(|()| Patient(channel, patience).read(&mut [0; 64]));
+        match read {
+            Ok(0) => return Ok(()),
+            // A reply that nobody waits for any more.
+            Ok(_) => {}
+            // Killed while it had unread messages.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(()),
+            Err(_) if patience.is_cancelled() => return Err(Failure::Cancelled),
+            Err(source) => return Err(Failure::Gone { who, source }),
         }
-        Ok(())
     }
 }
 
@@ -540,19 +462,22 @@ mod tests {
         let (here, there) = UnixStream::pair().unwrap();
         let worker = Peer {
             channel: &here,
-            who: "the worker",
+            who: Worker::Serving,
         };
         let silent = worker
             .answer(&Patience::within(Duration::ZERO))
             .unwrap_err();
-        assert_eq!(silent.to_string(), "the worker does not answer");
-        assert!(!silent.is_end_of("the worker"));
+        assert_eq!(
+            silent.to_string(),
+            "the worker that serves it does not answer"
+        );
+        assert!(silent.is_late() && !silent.is_end_of(Worker::Serving));
         drop(there);
         let heard = worker.answer(&Patience::within(LONG)).unwrap_err();
         let sent = worker.send(&Command::Save(), &[]).unwrap_err();
         for error in [heard, sent] {
-            assert_eq!(error.to_string(), "the worker has ended");
-            assert!(error.is_end_of("the worker") && !error.is_end_of("another"));
+            assert_eq!(error.to_string(), "the worker that serves it has ended");
+            assert!(error.is_end_of(Worker::Serving) && !error.is_end_of(Worker::Left));
         }
     }
 
@@ -572,23 +497,24 @@ mod tests {
         });
         let new = Peer {
             channel: &here,
-            who: "the new worker",
+            who: Worker::Destination,
         };
         let patience = Patience::within(LONG);
         new.made_within(&patience, silent).unwrap();
         let there = worker.join().unwrap();
         let hangs = new.made_within(&patience, silent).unwrap_err();
         assert!(
-            matches!(hangs, NotMoved::Hangs { .. }) && hangs.to_string().contains("new worker"),
+            matches!(hangs, Failure::Hangs { .. })
+                && hangs.to_string().contains("that was to serve it"),
             "{hangs}"
         );
         // The time for all of it is over, or somebody gives it up: that is said.
         let over = new.made_within(&Patience::within(Duration::ZERO), silent);
-        assert!(matches!(over, Err(NotMoved::Gone { .. })), "{over:?}");
+        assert!(matches!(over, Err(Failure::Gone { .. })), "{over:?}");
         let cancel = base::Cancel::default();
         cancel.cancel();
         let over = new.made_within(&Patience::new(LONG, cancel), silent);
-        assert!(matches!(over, Err(NotMoved::Cancelled)), "{over:?}");
+        assert!(matches!(over, Err(Failure::Cancelled)), "{over:?}");
         // What is said late is no answer to what is asked next.
         send(&there, &Reply::Works(), &[]).unwrap();
         send(&there, &Reply::Done(), &[]).unwrap();
@@ -613,11 +539,11 @@ mod tests {
                 let worker = scope.spawn(|| {
                     let source = Peer {
                         channel: &there,
-                        who: "the worker",
+                        who: Worker::Serving,
                     };
                     if hears {
                         let refused = source.ask(&ask, &[there.as_fd()], &patience);
-                        assert!(matches!(refused, Err(NotMoved::Refused(_))));
+                        assert!(matches!(refused, Err(Failure::Refused(_))));
                     }
                     // It ends before the answer to this one.
                     source.send(&ask, &[there.as_fd()]).unwrap();
@@ -629,7 +555,7 @@ mod tests {
                     if asked > usize::from(hears) {
                         has_ended.recv().unwrap();
                     }
-                    Err(NotMoved::Refused("killed".to_owned()))
+                    Err(Failure::Refused("killed".to_owned()))
                 });
                 worker.join().unwrap();
                 served
@@ -645,13 +571,13 @@ mod tests {
         let serving = std::thread::spawn(move || {
             let old = Peer {
                 channel: &here,
-                who: "the old worker",
+                who: Worker::Left,
             };
             old.bring_within(&asked, Duration::ZERO, |_| panic!("nothing has come"))
         });
         let source = Peer {
             channel: &asks,
-            who: "the old worker",
+            who: Worker::Left,
         };
         let fetch = |mem| {
             let what = Fetch {
@@ -670,7 +596,7 @@ mod tests {
         assert!(next.is_refusal(), "{next:?}");
         drop(asks);
         let lost = serving.join().unwrap();
-        assert!(matches!(lost, Err(NotMoved::Gone { .. })), "{lost:?}");
+        assert!(matches!(lost, Err(Failure::Gone { .. })), "{lost:?}");
         assert!(receive::<Command>(&there).unwrap().is_some());
         // Its own answer has not been read.
         assert!(!matches!(receive::<Command>(&there), Ok(Some(_))));

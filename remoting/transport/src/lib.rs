@@ -40,8 +40,8 @@ pub mod peer_files;
 pub mod port_bell;
 pub mod ring;
 #[cfg(feature = "std")]
-pub mod rounds;
-#[cfg(feature = "std")]
 pub mod socket;
 pub mod sync;
 pub mod window;
+#[cfg(feature = "std")]
+pub mod worker_control;

@@ -21,7 +21,7 @@ use std::{
 };
 
 use base::{Chain, Unpoisoned};
-use devices::accel::left::{Application, Asking, Fetch, NotMoved, serve_fetches};
+use devices::accel::left::{Application, Asking, Failure, Fetch, serve_fetches};
 use serde::{Deserialize, Serialize};
 use vmm_machine::applications;
 
@@ -233,7 +233,7 @@ fn serve(source: &Mutex<Source>, asking: &Asking) {
             left: what.left,
         };
         let came = source.lock_unpoisoned().fetch(&asked, file);
-        came.map_err(NotMoved::Refused)?;
+        came.map_err(Failure::Refused)?;
         followed.fetch_add(1, Ordering::Relaxed);
         Ok(())
     });

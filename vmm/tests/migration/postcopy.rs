@@ -3,7 +3,7 @@
 use std::{io::Read as _, os::fd::AsFd};
 
 use base::Patience;
-use remoting_transport::control::{Fetch, LONG, NotMoved, Peer};
+use remoting_transport::control::{Failure, Fetch, LONG, Peer};
 
 use super::*;
 
@@ -38,10 +38,10 @@ impl Worker {
 }
 
 /// Asks for contents.
-fn fetch(socket: &UnixStream) -> Result<String, NotMoved> {
+fn fetch(socket: &UnixStream) -> Result<String, Failure> {
     let source = Peer {
         channel: socket,
-        who: "the worker that it has left",
+        who: control::Worker::Left,
     };
     let file = control::image().unwrap();
     let patience = Patience::within(LONG);
@@ -95,7 +95,7 @@ fn contents_follow_a_machine_whose_source_stays_until_all_have_come() {
     // One that is killed costs its own application what it had.
     drop(going.workers.remove(0));
     let lost = fetch(&sockets[0]).unwrap_err();
-    assert!(matches!(lost, NotMoved::Refused(_)), "{lost:?}");
+    assert!(matches!(lost, Failure::Refused(_)), "{lost:?}");
     going.first.until("it knows what is left", |vmm| {
         vmm.migration()["accel_remaining_bytes"] == WHAT.left - WHAT.bytes
     });
@@ -133,7 +133,7 @@ fn a_source_or_a_destination_that_is_killed_while_contents_follow_leaves_nobody_
                 going.first.kill();
                 for socket in &sockets {
                     let lost = fetch(socket).unwrap_err();
-                    assert!(matches!(lost, NotMoved::Refused(_)), "{lost:?}");
+                    assert!(matches!(lost, Failure::Refused(_)), "{lost:?}");
                 }
                 going.second.counts_on();
                 // It is up to the workers what becomes of their applications.

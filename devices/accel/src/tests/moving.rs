@@ -19,7 +19,7 @@ use remoting_transport::control::{self, Command as Ask, LONG, Reply};
 
 use super::{
     super::{
-        moving::{Handle, Move, Moved, save_within},
+        moving::{Handle, Move, Moved},
         saved::{Archive, Error, Standing, Stopped},
     },
     *,
@@ -609,35 +609,6 @@ fn a_save_that_is_given_up_leaves_its_application() {
     done(&old);
     rig.eventually(|| rig.lendable() == 1);
     assert_eq!(rig.state(1), State::Open);
-}
-
-#[test]
-fn a_worker_that_hangs_while_it_saves_is_waited_for_as_long_as_it_writes() {
-    let rig = rig();
-    let old = rig.open(1);
-    let port = rig.function.lock().unwrap().handle();
-    let mut borrowed = port.desk.lend(None).unwrap().pop().unwrap();
-    let hangs = thread::scope(|scope| {
-        // It writes at first, and then nothing more.
-        let writes = scope.spawn(|| {
-            let (command, file) = next(&old);
-            assert_eq!(command, Ask::Save());
-            File::from(file.unwrap())
-                .write_all_at(&[1; 8192], 0)
-                .unwrap();
-        });
-        let silent = Duration::from_millis(300);
-        let saved = save_within(&mut borrowed, &Ask::Save(), &Patience::within(LONG), silent);
-        writes.join().unwrap();
-        saved.unwrap_err()
-    });
-    assert!(hangs.to_string().contains("written nothing"), "{hangs}");
-    drop(borrowed);
-    // The driver responds again: the application continues.
-    done(&old);
-    assert_eq!(next(&old).0, Ask::Resume());
-    done(&old);
-    rig.eventually(|| rig.lendable() == 1);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use remoting_session::{
     notice::Notice,
     postcopy::Remaining,
 };
-use remoting_transport::control::{self, Command, Fetch, Peer};
+use remoting_transport::control::{self, Command, Fetch, Peer, Worker};
 
 use super::{
     Bytes,
@@ -89,7 +89,7 @@ fn fetch(
     let copy = copy.map_err(|error| words(&error))?;
     let source = Peer {
         channel: source,
-        who: "the worker that it has left",
+        who: Worker::Left,
     };
     let what = Fetch {
         mem: next.number,

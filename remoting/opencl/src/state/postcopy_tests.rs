@@ -20,7 +20,7 @@ use remoting_session::{
     server::Error,
 };
 use remoting_transport::{
-    control::{NotMoved, serve_fetches},
+    control::{Failure, serve_fetches},
     window::Window,
 };
 
@@ -202,7 +202,7 @@ fn serve(Remaining(mut save): Remaining) -> UnixStream {
         serve_fetches(&here, |what, file| {
             let file = file.try_clone_to_owned().unwrap();
             let saved = save(what.mem, Writer::new(file.into()));
-            saved.map_err(|why| NotMoved::Refused(why.to_string()))
+            saved.map_err(|why| Failure::Refused(why.to_string()))
         })
     });
     there

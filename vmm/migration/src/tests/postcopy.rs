@@ -6,8 +6,8 @@ use std::{
 };
 
 use base::Patience;
-use devices::accel::left::{Application, Asking, Fetch, Followed, NotMoved};
-use remoting_transport::control::{Command, LONG, Peer};
+use devices::accel::left::{Application, Asking, Failure, Fetch, Followed};
+use remoting_transport::control::{Command, LONG, Peer, Worker};
 
 use super::{
     super::postcopy::{self, Said},
@@ -52,10 +52,10 @@ fn asking_counted(count: u32, followed: &Followed) -> (Vec<UnixStream>, Connecti
 }
 
 /// A worker's request for contents, to be written to this file.
-fn ask(worker: &UnixStream, mem: u32, to: BorrowedFd<'_>) -> std::result::Result<(), NotMoved> {
+fn ask(worker: &UnixStream, mem: u32, to: BorrowedFd<'_>) -> std::result::Result<(), Failure> {
     let source = Peer {
         channel: worker,
-        who: "the worker that it has left",
+        who: Worker::Left,
     };
     let what = Fetch {
         mem,
@@ -187,7 +187,7 @@ fn a_source_that_ends_or_talks_nonsense_costs_all_that_has_not_come() {
         // Later requests get the same error, even if the connection still exists.
         for worker in &workers {
             let refused = ask(worker, 2, file.as_fd()).unwrap_err();
-            assert!(matches!(refused, NotMoved::Refused(_)), "{refused:?}");
+            assert!(matches!(refused, Failure::Refused(_)), "{refused:?}");
         }
         drop(workers);
         if let Some(source) = &mut source {

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use remoting_transport::control::{Fetch, NotMoved, Peer};
+use remoting_transport::control::{Failure, Fetch, Peer, Worker};
 
 use super::{super::super::left::Application, *};
 
@@ -31,10 +31,10 @@ fn goes_on(new: &UnixStream) -> UnixStream {
 }
 
 /// Requests contents and returns them.
-fn fetch(socket: &UnixStream) -> Result<Vec<u8>, NotMoved> {
+fn fetch(socket: &UnixStream) -> Result<Vec<u8>, Failure> {
     let source = Peer {
         channel: socket,
-        who: "the worker that it has left",
+        who: Worker::Left,
     };
     let file = control::image().unwrap();
     let patience = Patience::within(LONG);
@@ -86,7 +86,7 @@ fn an_old_worker_that_is_killed_before_costs_contents_which_is_said() {
     old.join().unwrap();
     for _ in 0..2 {
         let refused = fetch(&socket).unwrap_err();
-        assert!(matches!(refused, NotMoved::Refused(_)), "{refused:?}");
+        assert!(matches!(refused, Failure::Refused(_)), "{refused:?}");
     }
     drop(socket);
     let moved = moved.recv().unwrap();
@@ -119,6 +119,42 @@ fn a_slice_that_is_closed_while_contents_follow_is_free_at_once_and_both_workers
     old.join().unwrap();
     assert!(moved.recv().unwrap().reasons.is_empty());
     rig.becomes(0, State::Free);
+}
+
+#[test]
+fn an_application_whose_worker_ends_before_it_has_left_is_lost_if_that_kept_contents() {
+    for keeps in [true, false] {
+        let (rig, other) = (rig(), other());
+        let old = rig.open(1);
+        let moved = rig.start_move_by(Some(1), &other.path, Cancel::default(), true);
+        let old = thread::spawn(move || {
+            does_not_precopy(&old);
+            assert!(matches!(next(&old).0, Ask::Quiesce(250, _)));
+            done(&old);
+            assert_eq!(next(&old).0, Ask::SaveRest(0, true));
+            let saved = if keeps { Reply::Keeps() } else { Reply::Done() };
+            control::send(&old, &saved, &[]).unwrap();
+            assert_eq!(next(&old).0, Ask::Leave());
+        });
+        let (new, _) = taken_up(&other.pool);
+        done(&new);
+        restores(&new);
+        done(&new);
+        old.join().unwrap();
+        if keeps {
+            ends(&new);
+        } else {
+            assert_eq!(next(&new).0, Ask::Go());
+        }
+        let moved = moved.recv().unwrap();
+        let slices: &[u32] = if keeps { &[] } else { &[1] };
+        assert_eq!(moved.slices, slices);
+        let is_lost = moved
+            .reasons
+            .iter()
+            .any(|why| why.contains("slice 1 is lost: "));
+        assert_eq!(is_lost, keeps, "{moved:?}");
+    }
 }
 
 #[test]

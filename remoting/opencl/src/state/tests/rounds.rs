@@ -2,7 +2,7 @@
 
 use std::{sync::mpsc, time::Duration};
 
-use remoting_session::checkpoint::{Order, Ordered};
+use remoting_session::checkpoint::{Order, Ordered, Phase};
 
 use super::*;
 
@@ -75,4 +75,30 @@ fn who_is_to_stop_goes_on_where_much_was_made_after_a_round() {
     served.server.forget_rounds(Asker::Pool);
     let all = asked(&mut served, Order::Examine);
     assert_eq!(all, Ok(Outcome::Made(2 * 65536)));
+}
+
+#[test]
+fn who_saves_by_postcopy_says_whether_contents_are_kept() {
+    let mut served = with_objects();
+    for request in [call(2, 3, 0, 16), fill(3, 1 << 16)] {
+        carry_out(&mut served.server, request);
+    }
+    let saved = |served: &mut Served, postcopy| {
+        served.server.phase = Phase::Quiesced;
+        let (done, outcome) = mpsc::channel();
+        let save = Order::SaveRest(file(), Asker::Pool, 0, postcopy);
+        // Otherwise it would wait for more.
+        for order in [save, Order::Resume] {
+            let done = done.clone();
+            served.server.orders.push_back(Ordered { order, done });
+        }
+        served.server.obey(&mut served.calls).unwrap();
+        outcome.recv().unwrap()
+    };
+    assert_eq!(saved(&mut served, true), Ok(Outcome::Done), "it is small");
+    for request in [call(2, 4, 0, 18), fill(4, 1 << 18)] {
+        carry_out(&mut served.server, request);
+    }
+    assert_eq!(saved(&mut served, true), Ok(Outcome::Keeps));
+    assert_eq!(saved(&mut served, false), Ok(Outcome::Done));
 }

@@ -14,10 +14,10 @@ use std::{
 
 use base::Patience;
 
-use super::saved::{Archive, Piece, data_after};
+use super::archive::{Archive, Piece, data_after, invalid};
 
 /// Size of a block in bytes.
-pub(super) const BLOCK: usize = 64 << 10;
+const BLOCK: usize = 64 << 10;
 
 /// Maximum number of runs of unchanged blocks: the guest determines how many there are, and all of
 /// them must fit one frame of a migration.
@@ -115,7 +115,6 @@ impl Piece {
     /// # Errors
     /// It is not within the archive, or does not match its checksum.
     pub fn read_changed(&self, archive: &File, to: &File, kept: &[Run]) -> io::Result<()> {
-        let invalid = |text| io::Error::new(io::ErrorKind::InvalidData, text);
         self.is_in(archive)?;
         let blocks = self.length.div_ceil(BLOCK as u64);
         let mut sum = crc32fast::Hasher::new();
