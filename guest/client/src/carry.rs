@@ -39,7 +39,7 @@ use remoting_proto::wire::{
     Blob,
     messages::{Call, WindowRange},
 };
-use remoting_relocation::rounds::{Rounds, TIME};
+use remoting_relocation::rounds::{APPLICATION, Rounds, TIME};
 use remoting_transport::{
     control::{Failure, LONG, SILENT, SOON, Worker},
     mapping::Error,
@@ -212,13 +212,13 @@ fn go_in_rounds<D: Carried>(
     opened: &Opened,
     patience: Duration,
 ) -> Result<(), String> {
-    let mut rounds = Rounds::default();
+    let mut rounds = Rounds::new(APPLICATION);
     let last = Instant::now() + TIME;
     loop {
         both.precopy(&mut rounds, last)?;
         let until = Instant::now().min(both.end) + patience;
         let left = last.saturating_duration_since(Instant::now());
-        let since = (rounds.count(), rounds.most_new(left));
+        let since = (rounds.count(), rounds.most_new(left, u64::MAX));
         if carry(both, opened, since, until)?.is_some() {
             return Ok(());
         }

@@ -11,7 +11,7 @@ use super::{
     destination::{Arrival, DestinationPort, Prepared},
     failure::{Failure, NotMoved},
     plan::Plan,
-    rounds::{Rounds, TIME},
+    rounds::{APPLICATION, Rounds, TIME},
 };
 
 pub use super::departed::Departed;
@@ -157,7 +157,7 @@ impl<'a, S: SourcePort> Serving<'a, S> {
     pub fn new(port: &'a mut S, plan: &'a Plan) -> Self {
         Self {
             worker: Asked { port, plan },
-            rounds: Rounds::default(),
+            rounds: Rounds::new(APPLICATION),
             until: Instant::now() + TIME,
         }
     }
@@ -199,7 +199,7 @@ impl<'a, S: SourcePort> Serving<'a, S> {
     pub fn quiesce(mut self, patience: &Patience) -> Result<Stopped<'a, S>, Failure> {
         let most_new = match self.worker.plan.postcopy {
             true => u64::MAX,
-            false => self.rounds.most_new(self.left()),
+            false => self.rounds.most_new(self.left(), u64::MAX),
         };
         let since = (self.rounds.count(), most_new);
         let worker = &mut self.worker;

@@ -7,7 +7,7 @@ use base::{Cancel, Patience};
 use super::{
     destination::DestinationPort,
     failure::{Failure, NotMoved, Worker},
-    rounds::{MOST, MUCH},
+    rounds::{APPLICATION, MUCH},
     source::{Contents, Departed, Leave, Quiescence, SourcePort},
     transfer::{Plan, relocate},
 };
@@ -316,7 +316,7 @@ fn check(outcome: &Result<(), NotMoved>, world: &World) {
         .steps
         .iter()
         .filter(|step| matches!(step, Step::Precopy(_)));
-    assert!(rounds.count() <= MOST as usize, "{world:?}");
+    assert!(rounds.count() <= APPLICATION.most as usize, "{world:?}");
     match outcome {
         Ok(()) => {
             assert!(world.destination_serves && world.is_restored, "{world:?}");
@@ -425,7 +425,10 @@ fn what_is_created_after_a_round_comes_by_another_one_if_it_is_much_and_none_is_
     let faults = (0..40).map(|at| (at, Fault::Grows(2 * MUCH))).collect();
     let (outcome, world) = moved(faults, How::Precopy);
     check(&outcome, &world);
-    assert!(outcome.is_ok() && world.rounds == (MOST, MOST), "{world:?}");
+    assert!(
+        outcome.is_ok() && world.rounds == (APPLICATION.most, APPLICATION.most),
+        "{world:?}"
+    );
 }
 
 #[test]

@@ -43,10 +43,9 @@ use vmm_machine::{
     Machine, applications, error::MachineError, handover::Belongings, moving::MovingRegion,
 };
 use vmm_migration::{
-    copies::Copy,
     files::{FileUse, GivenFile},
     lanes::Body,
-    offer::{HostId, Moment},
+    offer::{Copy, HostId, Moment},
     postcopy::Asked,
     progress::{Direction, LOOK, MigrationInfo, Phase, Progress},
     source::{Outcome, Owner, Paused, Quiesced, Retaken},

@@ -8,12 +8,12 @@ use std::{
 
 use base::{Cancel, Unpoisoned};
 use devices::accel::{left::Asking, rounds::CopiedPort};
+use remoting_relocation::rounds::MACHINE;
 use vmm_machine::applications;
 
 use super::{
     Error, Result, archive,
     connection::{Connection, OtherSide, STALL, TICK},
-    copies,
     files::{GivenFile, MAX_FILES},
     frame::{Kind, protocol},
     lanes::{self, Body, Memory, Token},
@@ -35,6 +35,9 @@ const OFFER: Duration = Duration::from_secs(10);
 
 /// Upper limit, in milliseconds, of what the source claims to need for stopping its machine.
 const MOST_MS: u64 = 10_000;
+
+/// Maximum number of copies that are accepted, also from a Gantry version that makes more.
+pub(crate) const MOST_COPIES: u32 = 4 * MACHINE.most;
 
 /// The activity while waiting for workers.
 const COPYING: &str = "having workers make a copy of applications";
@@ -261,7 +264,7 @@ impl<'a> Destination<'a> {
         let count = offer.lanes;
         let copies = offer.copies && self.archive.is_some();
         if copies {
-            self.copies = copies::MOST_TAKEN;
+            self.copies = MOST_COPIES;
         }
         let same_host = offer
             .host

@@ -28,7 +28,7 @@
 //!   a buffer; [`listener`]: waiting for the source; `dial`: connecting to a host that may not answer; [`lanes`]:
 //!   further connections, for pages; [`tunnel`]: TLS.
 //! - [`pages`]: which pages are sent, and how they are received; [`files`]: files that are handed over; [`archive`]:
-//!   saved state of accelerators' applications; [`copies`]: copies of applications that still run.
+//!   saved state of accelerators' applications, and copies of those that still run.
 //! - [`postcopy`]: contents of applications that follow after the machine runs.
 //! - [`source`], [`destination`]: the phases of each side.
 //! - [`progress`]: what `vm.migration` reports, and how a migration is cancelled.
@@ -37,7 +37,6 @@
 
 pub mod archive;
 pub mod connection;
-pub mod copies;
 pub mod destination;
 mod dial;
 pub mod files;

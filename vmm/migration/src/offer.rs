@@ -1,7 +1,7 @@
 //! The source's offer, and the messages that describe the machine.
 
 use std::{
-    fs,
+    fs::{self, File},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -12,7 +12,7 @@ use vmm_config::{AccelVia, VmConfig};
 use vmm_snapshot::state_file;
 
 use super::{
-    OLDEST_PROTOCOL, PROTOCOL, Result,
+    Error, OLDEST_PROTOCOL, PROTOCOL, Result,
     frame::protocol,
     lanes::{MOST, TOKEN, Token},
 };
@@ -205,6 +205,30 @@ pub struct Departure {
     /// How long it took to stop the machine and to save its state, in milliseconds.
     #[serde(default)]
     pub stopping_ms: u64,
+}
+
+/// A copy of applications, or of what has changed since the previous one.
+pub struct Copy {
+    ports: Vec<CopiedPort>,
+    /// Images and the contents of slices.
+    pub archive: File,
+}
+
+impl Copy {
+    /// A copy with its data in an archive.
+    pub fn new(ports: Vec<CopiedPort>, archive: File) -> Self {
+        Self { ports, archive }
+    }
+
+    /// Encodes the description for the destination; `archive` is the archive's length.
+    ///
+    /// # Errors
+    /// It cannot be encoded.
+    pub fn describe(self, archive: u64) -> Result<Vec<u8>> {
+        let ports = self.ports;
+        let text = serde_json::to_vec(&CopyOf { archive, ports });
+        text.map_err(|error| Error::Machine(error.to_string()))
+    }
 }
 
 /// Description of a copy, whose archive was sent before.

@@ -9,17 +9,17 @@ use std::{
 };
 
 use devices::{accel::left::Application, disk::Scope};
+use remoting_relocation::rounds as copies;
 use vmm_machine::moving::MovingRegion;
 use vmm_memory::data::Pagemap;
 
 use super::{
     Error, Result, archive,
     connection::Connection,
-    copies::{Copies, Copy},
     files::GivenFile,
     frame::Kind,
     lanes::{self, Body, Lanes},
-    offer::{Departure, Moment, Offer, Prepared},
+    offer::{Copy, Departure, Moment, Offer, Prepared},
     pages::Departing,
     postcopy::{self, Asked, Said},
     progress::{Phase as Shown, Progress},
@@ -277,7 +277,7 @@ pub struct Source<'a> {
     began: Instant,
     pagemap: Option<Pagemap>,
     contents: Vec<u8>,
-    copies: Copies,
+    copies: copies::Rounds,
     /// The first round after outstanding requests were drained, if the guest has written memory during that.
     quiesced: Option<u32>,
     /// When the machine was paused; it still holds its locks.
@@ -308,7 +308,7 @@ impl<'a> Source<'a> {
             began: Instant::now(),
             pagemap,
             contents: Vec::new(),
-            copies: Copies::default(),
+            copies: copies::Rounds::new(copies::NONE),
             quiesced: None,
             paused: None,
             among: Scope::Hosts,
@@ -383,7 +383,10 @@ impl<'a> Source<'a> {
         if prepared.same_host {
             self.among = Scope::Host;
         }
-        self.copies = Copies::new(prepared.copies && self.offer.copies);
+        self.copies = copies::Rounds::new(match prepared.copies && self.offer.copies {
+            true => copies::MACHINE,
+            false => copies::NONE,
+        });
         if self.offer.local {
             let sizes = self.offer.regions.iter().map(|region| region.len);
             let total = sizes.fold(0, u64::saturating_add);
@@ -519,7 +522,7 @@ impl<'a> Source<'a> {
 
     fn are_copies_due(&self) -> bool {
         let left = self.wishes.timeout.saturating_sub(self.began.elapsed());
-        self.copies.are_due(left)
+        self.copies.is_due(left)
     }
 
     /// How many bytes of memory applications may have allocated since they were copied when they are to stop. Unlimited
@@ -531,7 +534,7 @@ impl<'a> Source<'a> {
         let stop = milliseconds(self.wishes.downtime);
         let in_stop = rounds.map_or(u64::MAX, |rounds| rounds.rate.saturating_mul(stop) / 1000);
         let left = self.wishes.timeout.saturating_sub(self.began.elapsed());
-        self.copies.most_made(left, in_stop)
+        self.copies.most_new(left, in_stop)
     }
 
     /// Sends a copy of applications and waits until workers at the destination have restored it. Throttling of the
@@ -557,7 +560,7 @@ impl<'a> Source<'a> {
         };
         self.connection.set_rate(self.wishes.bandwidth);
         let sent = archive::send(&copy.archive, &mut self.connection, &self.progress)?;
-        let text = copy.describe(sent.size).map_err(Error::Machine)?;
+        let text = copy.describe(sent.size)?;
         self.connection
             .send(Kind::Copy, self.copies.count(), &text)?;
         let stall = self.wishes.stall.max(self.wishes.take_up);

@@ -31,12 +31,11 @@ mod strangers;
 
 use super::{
     connection::{Connection, Pages},
-    copies::Copy,
     destination::{Destination, Ended, Host, receive},
     files::{FileUse, GivenFile},
     frame::{HEADER, Header, Kind},
     listener::Listener,
-    offer::{HostId, Moment, Offer, Prepared},
+    offer::{Copy, HostId, Moment, Offer, Prepared},
     pages::{Departing, Region},
     progress::{Direction, Phase, Progress},
     source::{Outcome, Owner, Paused, Quiesced, Retaken, Source, Wishes},

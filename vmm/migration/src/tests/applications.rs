@@ -1,7 +1,7 @@
 //! Migration of accelerators' applications with their machine, and copies of running ones.
 
 use super::{
-    super::{archive, copies::MOST_TAKEN},
+    super::{archive, destination::MOST_COPIES},
     *,
 };
 
@@ -72,8 +72,8 @@ fn copies_are_taken_only_if_they_were_offered_and_not_without_end() {
     let (count, error) = copies(&older, 1);
     assert_eq!(count, 0);
     assert!(error.contains("Copy"), "{error}");
-    let (count, error) = copies(&offer(), MOST_TAKEN + 1);
-    assert_eq!(count, MOST_TAKEN);
+    let (count, error) = copies(&offer(), MOST_COPIES + 1);
+    assert_eq!(count, MOST_COPIES);
     assert!(error.contains("Copy"), "{error}");
 }
 
