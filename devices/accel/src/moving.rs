@@ -10,7 +10,7 @@
 //!
 //! Rings, doorbell and interrupt stay the same. If anything fails before the old worker was to
 //! leave, the application stays with it. If that worker then ends and only it had contents, or
-//! hangs as it ends, the application is lost. Applications move one by one, so that each is stopped only for
+//! hangs as it ends, or if the new one has ended when it is to go on, the application is lost. Applications move one by one, so that each is stopped only for
 //! its own move; each has its own deadline. Before and after its own move, an application belongs
 //! to the port's thread.
 

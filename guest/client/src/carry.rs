@@ -217,8 +217,11 @@ fn go_in_rounds<D: Carried>(
     loop {
         both.precopy(&mut rounds, last)?;
         let until = Instant::now().min(both.end) + patience;
-        let left = last.saturating_duration_since(Instant::now());
-        let since = (rounds.count(), rounds.most_new(left, u64::MAX));
+        // When everything waits: that may have taken the time of another round.
+        let since = || {
+            let left = last.saturating_duration_since(Instant::now());
+            (rounds.count(), rounds.most_new(left, u64::MAX))
+        };
         if carry(both, opened, since, until)?.is_some() {
             return Ok(());
         }
@@ -483,7 +486,7 @@ impl<'a, D: Carried> Both<'a, D> {
 fn carry<D: Carried>(
     both: &Both<'_, D>,
     opened: &Opened,
-    since: (u32, u64),
+    since: impl FnOnce() -> (u32, u64),
     until: Instant,
 ) -> Result<Option<()>, String> {
     let Both { link, there, .. } = *both;
@@ -498,7 +501,7 @@ fn carry<D: Carried>(
     };
     let in_the_way = || D::pinned(&link.state).or_else(heap).or_else(&mut copied);
     let mut outgoing = both.hold(until, in_the_way)?;
-    let Some(length) = both.save(&mut outgoing, since, until)? else {
+    let Some(length) = both.save(&mut outgoing, since(), until)? else {
         return Ok(None);
     };
     both.copy_image(Some(&mut outgoing), length)?;

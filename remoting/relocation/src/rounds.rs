@@ -148,6 +148,19 @@ mod tests {
     }
 
     #[test]
+    fn a_round_that_shrinks_again_is_worth_another() {
+        for policy in [APPLICATION, MACHINE] {
+            let mut rounds = Rounds::new(policy);
+            let is_due = [64 << 20, 16 << 20, 12 << 20, 1 << 20].map(|bytes| {
+                rounds.add(bytes, Instant::now());
+                rounds.is_due_at(rounds.ended, HOUR)
+            });
+            assert_eq!(is_due, [true, true, false, true]);
+        }
+        assert_eq!((APPLICATION.most, MACHINE.most), (5, 8));
+    }
+
+    #[test]
     fn the_bytes_of_the_last_round_are_expected_again_but_for_the_first() {
         let mut rounds = Rounds::new(MACHINE);
         for (bytes, outstanding) in [(64 << 20, 0), (16 << 20, 16 << 20), (4096, 4096)] {

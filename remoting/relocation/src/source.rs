@@ -266,7 +266,7 @@ impl<S: SourcePort, D: DestinationPort> Copied<'_, S, D> {
         let ended = match port.leave() {
             Leave::Confirmed => None,
             Leave::Refused(why) => return Err(NotMoved::Stays(why)),
-            // One that has only closed its channel is taken for an ended one.
+            // One that has only closed its channel is ended, too.
             Leave::Unknown(why) => {
                 port.end().map_err(NotMoved::Lost)?;
                 Some(why)
