@@ -22,17 +22,36 @@ const PROGRAMS: &[(&str, &str)] = &[("objdump", "binutils")];
 /// Cargo's name of the machine that packages are for.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
-/// Packages of the host, and their programs.
-const HOST: &[(&str, &[&str])] = &[
-    ("vmm", &["gantry"]),
-    ("gantry-tunnel", &["gantry-tunnel"]),
-    ("remoting-pool", &["gantry-accel"]),
-    ("gf100", &["gantry-gf100"]),
+/// Programs of the host: the package that they are in, their crate, and the folder in which they are installed (those
+/// that only root and services run, and the others).
+pub const HOST: &[(&str, &str, &str, &[&str])] = &[
+    ("gantry", "vmm", "usr/bin", &["gantry"]),
+    ("gantry", "gantry-tunnel", "usr/sbin", &["gantry-tunnel"]),
     (
-        "gpu-mediator",
-        &["gantry-arbiter", "gantry-gpu", "gantry-top"],
+        "gantry-accel",
+        "remoting-pool",
+        "usr/sbin",
+        &["gantry-accel"],
     ),
-    ("gantry-nvidia", &["gantry-nvidia"]),
+    ("gantry-accel", "gf100", "usr/bin", &["gantry-gf100"]),
+    (
+        "gantry-accel",
+        "gpu-mediator",
+        "usr/bin",
+        &["gantry-gpu", "gantry-top"],
+    ),
+    (
+        "gantry-accel",
+        "gpu-mediator",
+        "usr/sbin",
+        &["gantry-arbiter"],
+    ),
+    (
+        "gantry-accel",
+        "gantry-nvidia",
+        "usr/bin",
+        &["gantry-nvidia"],
+    ),
 ];
 
 /// Packages of guests, and their programs.
@@ -80,9 +99,11 @@ const ARCHIVES: &[(&str, &str, &str, &[&str])] = &[
     ),
 ];
 
-/// All crates that are packaged for the host.
-pub fn host_crates() -> impl Iterator<Item = &'static str> {
-    HOST.iter().map(|(name, _)| *name)
+/// The crates whose programs a package for hosts contains.
+pub fn host_crates(package: &str) -> impl Iterator<Item = &'static str> {
+    HOST.iter()
+        .filter(move |(of, ..)| *of == package)
+        .map(|(_, name, ..)| *name)
 }
 
 /// All crates that are packaged for guests.
@@ -257,10 +278,10 @@ impl Build<'_> {
         command
             .args(["build", "--bins", "--profile", self.profile])
             .args(["--target", TARGET])
-            .args(host_crates().flat_map(|name| ["--package", name]));
+            .args(HOST.iter().flat_map(|(_, name, ..)| ["--package", name]));
         self.settings(&mut command)?;
         packages::run(&mut command)?;
-        for program in HOST.iter().flat_map(|(_, programs)| *programs) {
+        for program in HOST.iter().flat_map(|(.., programs)| *programs) {
             release::split(&self.folder().join(program), &built.host)?;
         }
         step.finish();

@@ -16,22 +16,6 @@ use super::{
     version::Version,
 };
 
-/// Where the host's programs are installed: those that only root runs, and the others.
-const HOST: &[(&str, &str, &[&str])] = &[
-    ("gantry", "usr/bin", &["gantry"]),
-    ("gantry", "usr/sbin", &["gantry-tunnel"]),
-    (
-        "gantry-accel",
-        "usr/bin",
-        &["gantry-gf100", "gantry-gpu", "gantry-nvidia", "gantry-top"],
-    ),
-    (
-        "gantry-accel",
-        "usr/sbin",
-        &["gantry-accel", "gantry-arbiter"],
-    ),
-];
-
 /// Where the guest's programs are installed.
 const GUEST: &[(&str, &[&str])] = &[
     (
@@ -101,7 +85,7 @@ pub fn stage(sources: &Path, built: &Built, version: &Version, folder: &Path) ->
         agent: built.agent.clone(),
     };
     let packaging = sources.join("packaging");
-    for (package, place, programs) in HOST {
+    for (package, _, place, programs) in build::HOST {
         for program in *programs {
             add_program(&built.host.join(program), &trees.of(package), place)?;
             let debug = format!("{program}.debug");
@@ -132,8 +116,8 @@ pub fn stage(sources: &Path, built: &Built, version: &Version, folder: &Path) ->
     guest(sources, built, &trees.of("gantry-guest"))?;
     gate(sources, &trees)?;
     for (package, crates) in [
-        ("gantry", build::host_crates().take(2).collect::<Vec<_>>()),
-        ("gantry-accel", build::host_crates().skip(2).collect()),
+        ("gantry", build::host_crates("gantry").collect::<Vec<_>>()),
+        ("gantry-accel", build::host_crates("gantry-accel").collect()),
         ("gantry-guest", build::guest_crates().collect()),
     ] {
         let text = sbom::of(sources, package, &crates, version)?;
