@@ -52,6 +52,12 @@ pub const HOST: &[(&str, &str, &str, &[&str])] = &[
         "usr/bin",
         &["gantry-nvidia"],
     ),
+    (
+        "gantry-exporter",
+        "gantry-exporter",
+        "usr/sbin",
+        &["gantry-exporter"],
+    ),
 ];
 
 /// Packages of guests, and their programs.

@@ -16,7 +16,7 @@ use crate::progress::Step;
 const PROGRAMS: &[(&str, &str)] = &[("rpmbuild", "rpm")];
 
 /// The packages. The kernel module is built by DKMS for Debian's kernels only.
-const NAMES: [&str; 3] = ["gantry", "gantry-accel", "gantry-guest"];
+const NAMES: [&str; 4] = ["gantry", "gantry-accel", "gantry-exporter", "gantry-guest"];
 
 /// Makes the RPM packages.
 ///

@@ -33,6 +33,51 @@ const UNITS: &[(&str, &str)] = &[
     ("gantry", "tunnel/gantry-tunnel.service"),
     ("gantry-accel", "remoting/gantry-accel.service"),
     ("gantry-accel", "gpu-mediator/gantry-arbiter.service"),
+    ("gantry-exporter", "exporter/gantry-exporter.service"),
+];
+
+/// Users and groups that packages create. The file is named after the package when it is installed, like those of
+/// [`TMPFILES`].
+const SYSUSERS: &[(&str, &str)] = &[
+    ("gantry", "packaging/sysusers/gantry.conf"),
+    ("gantry-accel", "packaging/sysusers/gantry-accel.conf"),
+    ("gantry-exporter", "exporter/sysusers.conf"),
+    ("gantry-guest", "packaging/sysusers/gantry-guest.conf"),
+];
+
+/// Folders that packages create, at boot or once.
+const TMPFILES: &[(&str, &str)] = &[
+    ("gantry", "packaging/tmpfiles/gantry.conf"),
+    ("gantry-exporter", "exporter/tmpfiles.conf"),
+];
+
+/// Files that users copy from the documentation of a package, and their paths in its examples.
+const EXAMPLES: &[(&str, &str, &str)] = &[
+    (
+        "gantry-accel",
+        "remoting/gantry-accel.service.d/arbiter.conf",
+        "gantry-accel.service.d/arbiter.conf",
+    ),
+    (
+        "gantry-exporter",
+        "resources/monitoring/consoles/gantry.html",
+        "consoles/gantry.html",
+    ),
+    (
+        "gantry-exporter",
+        "resources/monitoring/gantry.rules.yml",
+        "gantry.rules.yml",
+    ),
+    (
+        "gantry-exporter",
+        "resources/monitoring/gantry.test.yml",
+        "gantry.test.yml",
+    ),
+    (
+        "gantry-exporter",
+        "resources/monitoring/grafana.json",
+        "grafana.json",
+    ),
 ];
 
 /// The shells, and where each looks for completions of packages.
@@ -43,9 +88,10 @@ const SHELLS: [(&str, &str, &str, &str); 3] = [
 ];
 
 /// The packages.
-pub const NAMES: [&str; 5] = [
+pub const NAMES: [&str; 6] = [
     "gantry",
     "gantry-accel",
+    "gantry-exporter",
     "gantry-guest",
     "gantry-gate-dkms",
     "gantry-dbg",
@@ -84,7 +130,6 @@ pub fn stage(sources: &Path, built: &Built, version: &Version, folder: &Path) ->
         module: module.trim_matches('"').to_owned(),
         agent: built.agent.clone(),
     };
-    let packaging = sources.join("packaging");
     for (package, _, place, programs) in build::HOST {
         for program in *programs {
             add_program(&built.host.join(program), &trees.of(package), place)?;
@@ -97,34 +142,44 @@ pub fn stage(sources: &Path, built: &Built, version: &Version, folder: &Path) ->
         let place = trees.of(package).join("usr/lib/systemd/system");
         copy_into(&sources.join(unit), &place, 0o644)?;
     }
-    let examples = trees
-        .of("gantry-accel")
-        .join("usr/share/doc/gantry-accel/examples");
-    let drop_in = sources.join("remoting/gantry-accel.service.d/arbiter.conf");
-    copy(
-        &drop_in,
-        &examples.join("gantry-accel.service.d/arbiter.conf"),
-        0o644,
-    )?;
-    for package in ["gantry", "gantry-accel", "gantry-guest"] {
-        let file = format!("{package}.conf");
-        let place = trees.of(package).join("usr/lib/sysusers.d");
-        copy_into(&packaging.join("sysusers").join(file), &place, 0o644)?;
+    for (files, place) in [
+        (SYSUSERS, "usr/lib/sysusers.d"),
+        (TMPFILES, "usr/lib/tmpfiles.d"),
+    ] {
+        for (package, file) in files {
+            let to = trees.of(package).join(place);
+            copy(
+                &sources.join(file),
+                &to.join(format!("{package}.conf")),
+                0o644,
+            )?;
+        }
     }
-    let place = trees.of("gantry").join("usr/lib/tmpfiles.d");
-    copy_into(&packaging.join("tmpfiles/gantry.conf"), &place, 0o644)?;
+    for (package, file, example) in EXAMPLES {
+        let place = documentation(&trees, package).join("examples");
+        copy(&sources.join(file), &place.join(example), 0o644)?;
+    }
     guest(sources, built, &trees.of("gantry-guest"))?;
     gate(sources, &trees)?;
     for (package, crates) in [
         ("gantry", build::host_crates("gantry").collect::<Vec<_>>()),
         ("gantry-accel", build::host_crates("gantry-accel").collect()),
+        (
+            "gantry-exporter",
+            build::host_crates("gantry-exporter").collect(),
+        ),
         ("gantry-guest", build::guest_crates().collect()),
     ] {
         let text = sbom::of(sources, package, &crates, version)?;
-        let place = trees.of(package).join("usr/share/doc").join(package);
-        write(&place.join("sbom.cdx.json"), text.as_bytes(), 0o644)?;
+        let file = documentation(&trees, package).join("sbom.cdx.json");
+        write(&file, text.as_bytes(), 0o644)?;
     }
     Ok(trees)
+}
+
+/// The folder of a package's documentation.
+fn documentation(trees: &Trees, package: &str) -> PathBuf {
+    trees.of(package).join("usr/share/doc").join(package)
 }
 
 /// The guest's package: its agent runs from `/usr`, and installs nothing itself.
@@ -235,24 +290,57 @@ mod tests {
         assert!(packaged_unit(&packaged).is_err());
     }
 
+    /// The names in a file of users and groups, or of folders, that a package installs; none if it installs none.
+    fn words(files: &[(&str, &str)], package: &str) -> Vec<String> {
+        let of = files.iter().filter(|(of, _)| *of == package);
+        let texts = of.map(|(_, file)| fs::read_to_string(root().join(file)).unwrap());
+        texts
+            .flat_map(|text| {
+                let lines = text.lines().filter(|line| !line.starts_with('#'));
+                let words = lines.flat_map(str::split_whitespace);
+                words.map(str::to_owned).collect::<Vec<_>>()
+            })
+            .collect()
+    }
+
     #[test]
     fn groups_of_units_are_created_by_the_package() {
         for (package, unit) in UNITS {
-            let read = |file: String| fs::read_to_string(root().join(file)).unwrap();
-            let unit = read((*unit).to_owned());
-            let users = read(format!("packaging/sysusers/{package}.conf"));
+            let unit = fs::read_to_string(root().join(unit)).unwrap();
+            let users = words(SYSUSERS, package);
             for key in ["User=", "Group=", "SupplementaryGroups="] {
                 let lines = unit.lines().filter_map(|line| line.strip_prefix(key));
                 for name in lines.flat_map(str::split_whitespace) {
-                    let is_made = users.lines().any(|line| {
-                        !line.starts_with('#') && line.split_whitespace().any(|word| word == name)
-                    });
                     assert!(
-                        is_made || name == "root",
+                        users.iter().any(|word| word == name) || name == "root",
                         "{package} does not create {name}"
                     );
                 }
             }
         }
+    }
+
+    #[test]
+    fn units_run_the_programs_of_their_packages() {
+        for (package, unit) in UNITS {
+            let unit = fs::read_to_string(root().join(unit)).unwrap();
+            let programs = build::HOST.iter().filter(|(of, ..)| of == package);
+            let mut programs = programs.flat_map(|(_, _, place, names)| {
+                names.iter().map(move |name| format!("/{place}/{name}"))
+            });
+            let command = unit
+                .lines()
+                .find_map(|line| line.strip_prefix("ExecStart="));
+            let command = command.unwrap().split_whitespace().next().unwrap();
+            assert!(programs.any(|program| program == command), "{command}");
+        }
+    }
+
+    #[test]
+    fn the_folder_for_metrics_belongs_to_the_group_that_the_exporter_creates() {
+        let folders = words(TMPFILES, "gantry-exporter");
+        let expected = ["d", base::paths::METRICS, "3770", "root", "gantry-metrics"];
+        assert_eq!(folders, expected);
+        assert!(words(SYSUSERS, "gantry-exporter").contains(&"gantry-metrics".to_owned()));
     }
 }
