@@ -58,6 +58,10 @@ pub enum Format {
 /// All formats.
 const ALL: [Format; 4] = [Format::Deb, Format::Rpm, Format::Tar, Format::Wheel];
 
+/// The folder beside the packages in which they are made. What it contains is removed by the next run, so its name is
+/// none that a user would choose.
+const WORKSHOP: &str = "gantry-packages-in-work";
+
 /// Makes packages, and prints their paths.
 ///
 /// # Errors
@@ -93,13 +97,14 @@ fn make(
     is_quick: bool,
     formats: &[Format],
 ) -> Result<Vec<PathBuf>> {
-    let work = out.join("work");
+    let workshop = out.join(WORKSHOP);
+    let work = workshop.join("trees");
     if work.exists() {
         fs::remove_dir_all(&work)?;
     }
     fs::create_dir_all(&work).with_context(|| format!("cannot make {}", work.display()))?;
     let work = fs::canonicalize(work)?;
-    let built = build::build(sources, &out.join("build"), version, is_quick)?;
+    let built = build::build(sources, &workshop.join("build"), version, is_quick)?;
     let trees = stage::stage(sources, &built, version, &work.join("stage"))?;
     let mut files = Vec::new();
     for format in formats {
