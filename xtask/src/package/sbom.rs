@@ -6,6 +6,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use gantry_tests::rig::packages;
 use serde_json::{Value, json};
 
 use super::version::Version;
@@ -18,12 +19,13 @@ use crate::programs::cargo;
 /// # Errors
 /// Cargo does not know one of them.
 pub fn of(sources: &Path, package: &str, crates: &[&str], version: &Version) -> Result<String> {
-    let output = cargo()
-        .current_dir(sources)
-        .args(["metadata", "--locked", "--format-version", "1"])
-        .args(["--filter-platform", "x86_64-unknown-linux-gnu"])
-        .output()?;
-    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let text = packages::output(
+        cargo()
+            .current_dir(sources)
+            .args(["metadata", "--locked", "--format-version", "1"])
+            .args(["--filter-platform", "x86_64-unknown-linux-gnu"]),
+    )?;
+    let metadata: Value = serde_json::from_str(&text).context("cargo metadata")?;
     let list = listed(&metadata, package, crates, version)?;
     Ok(serde_json::to_string_pretty(&list)? + "\n")
 }
@@ -69,19 +71,23 @@ fn listed(metadata: &Value, package: &str, crates: &[&str], version: &Version) -
         .filter_map(|id| known.get(id))
         .map(|package| {
             let (name, version) = (text(&package["name"]), text(&package["version"]));
-            let purl = format!("pkg:cargo/{name}@{version}");
-            json!({
+            let named = format!("{name}@{version}");
+            let mut component = json!({
                 "type": "library",
-                "bom-ref": purl,
+                "bom-ref": named,
                 "name": name,
                 "version": version,
-                "purl": purl,
                 // Some crates write the operator as in old manifests.
                 "licenses": [{"expression": text(&package["license"]).replace('/', " OR ")}],
-            })
+            });
+            // The workspace's own crates are not those of the same names in Cargo's registry.
+            if !package["source"].is_null() {
+                component["purl"] = format!("pkg:cargo/{named}").into();
+            }
+            component
         })
         .collect();
-    components.sort_by_key(|one| text(&one["purl"]));
+    components.sort_by_key(|one| text(&one["bom-ref"]));
     Ok(json!({
         "bomFormat": "CycloneDX",
         "specVersion": "1.5",
@@ -119,6 +125,13 @@ mod tests {
             let licence = one["licenses"][0]["expression"].as_str().unwrap();
             assert!(!licence.is_empty(), "{one}");
         }
+        let purl = |name: &str| {
+            let mut of = components.iter().filter(|one| one["name"] == name);
+            of.next().unwrap()["purl"].as_str()
+        };
+        assert!(purl("libc").unwrap().starts_with("pkg:cargo/libc@0."));
+        // There is a crate `base` of somebody else.
+        assert_eq!(purl("base"), None);
         assert!(of(&root(), "gantry", &["vmm", "no-such-crate"], &version).is_err());
     }
 }
