@@ -33,7 +33,9 @@ impl Version {
             git(&[
                 "log",
                 "-1",
-                "--date=format-local:%Y%m%d%H%M",
+                "--date=format-local:%Y%m%d%H%M%S",
+                // By default, the length depends on the number of objects in the clone.
+                "--abbrev=12",
                 &format!("--format={format}"),
             ])
         };
