@@ -231,10 +231,25 @@ fn gate(sources: &Path, trees: &Trees) -> Result<()> {
     let tree = trees.of("gantry-gate-dkms");
     let place = tree.join(format!("usr/src/gantry-gate-{}", trees.module));
     for entry in fs::read_dir(sources.join("vmfunc-gate/module"))? {
-        copy_into(&entry?.path(), &place, 0o644)?;
+        let file = entry?.path();
+        if file
+            .file_name()
+            .is_some_and(|name| is_module_source(&name.to_string_lossy()))
+        {
+            copy_into(&file, &place, 0o644)?;
+        }
     }
     let rule = sources.join("packaging/udev/70-gantry-gate.rules");
     copy_into(&rule, &tree.join("usr/lib/udev/rules.d"), 0o644)
+}
+
+/// Whether a file is one of the kernel module's sources. Others are left by a build in their folder.
+fn is_module_source(name: &str) -> bool {
+    let is_source = ["Kbuild", "Makefile", "dkms.conf"].contains(&name)
+        || [".c", ".h", ".S", ".inc"]
+            .iter()
+            .any(|end| name.ends_with(end));
+    is_source && !name.ends_with(".mod.c")
 }
 
 /// Adds a program with its manual pages and completions.
@@ -288,6 +303,21 @@ mod tests {
         // Nothing else differs.
         assert!(packaged.lines().count() + 3 == unit.lines().count());
         assert!(packaged_unit(&packaged).is_err());
+    }
+
+    #[test]
+    fn sources_of_the_module_are_packaged_and_what_a_build_leaves_is_not() {
+        for name in ["Kbuild", "code.S", "dkms.conf", "gate.h", "trampoline.inc"] {
+            assert!(is_module_source(name), "{name}");
+        }
+        for name in [
+            "gantry_gate.mod.c",
+            "main.o",
+            ".main.o.cmd",
+            "modules.order",
+        ] {
+            assert!(!is_module_source(name), "{name}");
+        }
     }
 
     /// The names in a file of users and groups, or of folders, that a package installs; none if it installs none.
