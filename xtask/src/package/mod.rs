@@ -111,7 +111,7 @@ fn make(
         files.extend(match format {
             Format::Deb => deb::make(sources, &trees, version, &work, out)?,
             Format::Rpm => rpm::make(sources, &trees, version, &work, out)?,
-            Format::Tar => vec![wheel::tarball(&trees, version, &work, out)?],
+            Format::Tar => vec![wheel::tarball(sources, &trees, version, &work, out)?],
             Format::Wheel => vec![wheel::make(sources, &trees, version, &work, out)?],
         });
     }

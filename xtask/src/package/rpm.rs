@@ -37,7 +37,8 @@ pub fn make(
     packages::run(Command::new("cp").arg("-a").args([&trees.folder, &stage]))?;
     let spec = fs::read_to_string(sources.join("packaging/rpm/gantry.spec"))?
         .replace("@VERSION@", &version.package)
-        .replace("@STAGE@", &stage.display().to_string());
+        .replace("@STAGE@", &stage.display().to_string())
+        .replace("@LICENSE@", &sources.join("LICENSE").display().to_string());
     let file = top.join("gantry.spec");
     fs::write(&file, spec)?;
     packages::run(

@@ -174,6 +174,12 @@ pub fn stage(sources: &Path, built: &Built, version: &Version, folder: &Path) ->
         let file = documentation(&trees, package).join("sbom.cdx.json");
         write(&file, text.as_bytes(), 0o644)?;
     }
+    // Programs have written pages, and folders were made, as the umask wants it.
+    packages::run(
+        Command::new("chmod")
+            .args(["-R", "u=rwX,go=rX"])
+            .arg(folder),
+    )?;
     Ok(trees)
 }
 
@@ -279,7 +285,7 @@ fn copy(from: &Path, to: &Path, mode: u32) -> Result<()> {
     write(to, &bytes, mode)
 }
 
-/// Writes a file with these permissions, and folders with the usual ones, whatever the umask.
+/// Writes a file with these permissions, whatever the umask, and makes its folders.
 pub fn write(file: &Path, bytes: &[u8], mode: u32) -> Result<()> {
     let folder = file.parent().context("a file is in a folder")?;
     fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;

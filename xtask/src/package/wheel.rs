@@ -100,7 +100,13 @@ fn platform(tree: &Path) -> Result<String> {
 ///
 /// # Errors
 /// A file is missing.
-pub fn tarball(trees: &Trees, version: &Version, work: &Path, out: &Path) -> Result<PathBuf> {
+pub fn tarball(
+    sources: &Path,
+    trees: &Trees,
+    version: &Version,
+    work: &Path,
+    out: &Path,
+) -> Result<PathBuf> {
     packages::install(PROGRAMS)?;
     let step = Step::new("making the archive for guests");
     let tree = trees.of("gantry-guest");
@@ -116,6 +122,8 @@ pub fn tarball(trees: &Trees, version: &Version, work: &Path, out: &Path) -> Res
         )?;
     }
     add(&trees.agent, &folder.join("sbin/gantry-agent"), 0o755)?;
+    let licence = folder.join("share/doc/gantry-guest/LICENSE");
+    add(&sources.join("LICENSE"), &licence, 0o644)?;
     let made = out.join(format!("{named}.tar.zst"));
     packages::run(
         Command::new("tar")
