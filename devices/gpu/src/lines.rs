@@ -99,3 +99,69 @@ impl Lines {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    /// A vector that may have no route.
+    struct Vectors {
+        refuses: Arc<AtomicBool>,
+        raised: EventFd,
+    }
+
+    impl MsiVectors for Vectors {
+        fn route(&self, _: u16, _: Option<MsiMessage>) -> io::Result<()> {
+            match self.refuses.load(Ordering::Relaxed) {
+                true => Err(io::ErrorKind::StorageFull.into()),
+                false => Ok(()),
+            }
+        }
+
+        fn raise(&self, _: u16, _: MsiMessage) -> io::Result<()> {
+            unreachable!("the function has an eventfd")
+        }
+
+        fn irqfd(&self, _: u16) -> io::Result<&EventFd> {
+            Ok(&self.raised)
+        }
+
+        fn made_irqfd(&self, _: u16) -> Option<&EventFd> {
+            Some(&self.raised)
+        }
+    }
+
+    #[test]
+    fn without_a_route_interrupts_go_where_they_went() {
+        let refuses = Arc::new(AtomicBool::new(false));
+        let raised = EventFd::new(0).unwrap();
+        let mut lines = Lines::default();
+        lines.attach(Some(Box::new(Vectors {
+            refuses: Arc::clone(&refuses),
+            raised: raised.try_clone().unwrap(),
+        })));
+        let message = |data| {
+            Some(MsiMessage {
+                address: 0xfee0_0000,
+                data,
+            })
+        };
+        lines.choose(message(1), false).unwrap();
+        refuses.store(true, Ordering::Relaxed);
+        for refused in [message(2), None] {
+            lines.choose(refused, false).unwrap_err();
+            assert_eq!(lines.message, message(1));
+            // A choice that is no change needs no route.
+            lines.choose(message(1), false).unwrap();
+            lines.set(true);
+            assert_eq!(raised.read().unwrap(), 1);
+            lines.set(false);
+        }
+        refuses.store(false, Ordering::Relaxed);
+        lines.choose(None, false).unwrap();
+        lines.set(true);
+        assert_eq!(lines.raised, 2, "it has neither a message nor a line");
+    }
+}

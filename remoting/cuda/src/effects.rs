@@ -329,7 +329,30 @@ impl Server {
 
 #[cfg(test)]
 mod tests {
+    use remoting_proto::apis::cuda::codes;
+
     use super::{super::testing, *};
+
+    #[test]
+    fn a_client_has_so_many_contexts_and_no_more() {
+        const MOST: usize = 16;
+        let (mut server, ..) = testing::server();
+        let make = |server: &mut Server| {
+            let mut place = 0u64;
+            let words = [&raw mut place as u64, 0, 0];
+            let (function, bytes) = testing::arguments("cuCtxCreate_v2", &words);
+            server.forward(0, function, &bytes.0)
+        };
+        let contexts: Vec<u32> = (0..MOST)
+            .map(|_| testing::made(&mut server, 0, "cuCtxCreate_v2", &[0, 0]))
+            .collect();
+        let before = server.quota.used();
+        assert_eq!(make(&mut server).unwrap_err(), codes::OUT_OF_MEMORY);
+        assert_eq!(server.quota.used(), before);
+        let (function, bytes) = testing::arguments("cuCtxDestroy_v2", &[contexts[3].into()]);
+        server.forward(0, function, &bytes.0).unwrap();
+        make(&mut server).unwrap();
+    }
 
     #[test]
     fn physical_memory_is_charged_until_its_last_mapping_and_handle_are_gone() {
