@@ -100,6 +100,8 @@ pub struct VmInfo {
 pub enum Operation {
     /// A snapshot is being written.
     Snapshot,
+    /// Memory of a VM that is being restored is read.
+    Restore,
     /// A core dump is being written.
     Coredump,
     /// The guest has asked for a reset, which waits for storage.

@@ -13,11 +13,22 @@
 //!   the machine goes on         <──
 //! ```
 
-use std::{mem, os::fd::OwnedFd, time::Instant};
+use std::{
+    mem,
+    os::fd::OwnedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Instant,
+};
 
 use base::Cancel;
 use devices::accel::saved::Stopped;
-use vmm_api::{ApiError, Handler, Reply, Request, Response, RestoreConfig, VmSnapshotConfig};
+use vmm_api::{
+    ApiError, Handler, InProgress, Operation, Reply, Request, Response, RestoreConfig,
+    VmSnapshotConfig,
+};
 use vmm_machine::{
     applications,
     error::MachineError,
@@ -51,6 +62,8 @@ enum Then {
 struct Restore {
     /// What it lacks but for its applications, and what keeps others from writing the snapshot.
     lacks: Option<Box<(Rest, DirectoryLock)>>,
+    /// How much of its memory has been read, in bytes, and how much it has.
+    read: (Arc<AtomicU64>, u64),
     /// Requests that need what it lacks.
     waiting: Vec<(Request, Reply)>,
     resume: bool,
@@ -66,6 +79,24 @@ impl Workers {
             }
             Then::Restore(_) => "the VM is being restored, and waits for workers of accelerators",
         }
+    }
+
+    /// What `vm.info` says about it.
+    pub(super) fn progress(&self) -> Option<InProgress> {
+        let Then::Restore(Restore {
+            lacks: Some(_),
+            read: (done, total),
+            ..
+        }) = &self.then
+        else {
+            return None;
+        };
+        Some(InProgress {
+            operation: Operation::Restore,
+            done_bytes: Some(done.load(Ordering::Relaxed)),
+            total_bytes: Some(*total),
+            waits_for: None,
+        })
     }
 
     /// Whether memory of a machine that is being restored is being read.
@@ -98,6 +129,7 @@ impl Control {
             Ok(lacks) => {
                 let restore = Restore {
                     lacks: Some(Box::new(lacks)),
+                    read: (Arc::default(), 0),
                     waiting: Vec::new(),
                     resume,
                     asked,
@@ -153,12 +185,21 @@ impl Control {
                 })?;
             }
             Then::Restore(Restore {
-                lacks: Some(lacks), ..
+                lacks: Some(lacks),
+                read,
+                ..
             }) => {
                 let Some(contents) = lacks.0.contents.take() else {
                     return Ok(false);
                 };
-                self.start_thread(move || ready(contents.read(&cancel).map(|()| None)))?;
+                read.1 = contents.memory();
+                let read = Arc::clone(&read.0);
+                self.start_thread(move || {
+                    let advance = |bytes| {
+                        read.fetch_add(bytes, Ordering::Relaxed);
+                    };
+                    ready(contents.read(&cancel, advance).map(|()| None));
+                })?;
             }
             Then::Restore(Restore { lacks: None, .. }) => {
                 let ports = machine.ports_to_take_up();

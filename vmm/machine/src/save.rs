@@ -94,13 +94,20 @@ pub struct Contents {
 }
 
 impl Contents {
-    /// Reads it, at the speed of the disk.
-    pub fn read(self, cancel: &Cancel) -> Result<(), MachineError> {
+    /// Number of bytes of memory.
+    pub fn memory(&self) -> u64 {
+        memory_file::total(&self.regions)
+    }
+
+    /// Reads it, at the speed of the disk, and tells of bytes that are there.
+    pub fn read(self, cancel: &Cancel, advance: impl Fn(u64)) -> Result<(), MachineError> {
+        let Self {
+            path,
+            ranges,
+            regions,
+        } = self;
         Ok(memory_file::read(
-            &self.path,
-            &self.regions,
-            &self.ranges,
-            cancel,
+            &path, &regions, &ranges, cancel, advance,
         )?)
     }
 }

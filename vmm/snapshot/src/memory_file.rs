@@ -345,7 +345,8 @@ pub fn matching<'a>(
     Ok(pairs)
 }
 
-/// Reads all of RAM from the file, before anything runs, at the speed of the disk.
+/// Reads all of RAM from the file, before anything runs, at the speed of the disk. `advance` is told of bytes that are
+/// there.
 ///
 /// # Errors
 ///
@@ -355,6 +356,7 @@ pub fn read(
     regions: &[Region],
     ranges: &[MemoryRange],
     cancel: &Cancel,
+    advance: impl Fn(u64),
 ) -> Result<(), MemoryFileError> {
     /// What is read at once: a second on a disk of 6 MB/s.
     const STEP: usize = 8 << 20;
@@ -373,6 +375,7 @@ pub fn read(
             .map(|region| (region.guest, &*region.mapping)),
     )?;
     for (region, range) in pairs {
+        let mut read = 0;
         for extent in data::data_extents(&file, range.bytes()).map_err(failed("examine"))? {
             // Within the region: `data_extents` stays within the range, and both have the same
             // length.
@@ -387,8 +390,12 @@ pub fn read(
                     return Err(MemoryFileError::Cancelled);
                 }
                 file.read_exact_at(part, at).map_err(failed("read"))?;
+                read += part.len() as u64;
+                advance(part.len() as u64);
             }
         }
+        // And its holes.
+        advance(range.len.saturating_sub(read));
     }
     Ok(())
 }

@@ -219,6 +219,10 @@ fn the_api_answers_while_a_vm_is_restored_from_a_disk_that_does_not() {
         let answer = second.ctl(&[command]);
         assert!(answer.status.success(), "{command}: {}", said(&answer));
     }
+    let progress = &info(&second)["in_progress"];
+    assert_eq!(progress["operation"], "Restore", "{progress}");
+    assert_eq!(progress["done_bytes"], 0, "{progress}");
+    assert_eq!(progress["total_bytes"], 64 << 20, "{progress}");
     let mut resuming = start(&second, &["resume"]);
     let cancelled = second.ctl(&["cancel-migration"]);
     assert!(cancelled.status.success(), "{}", said(&cancelled));
