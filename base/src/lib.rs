@@ -6,6 +6,7 @@
 //! - [`patience`]: waiting until a deadline or a cancellation
 //! - [`poll`]: waiting for any number of descriptors; [`event`]: waking a thread that does
 //! - [`socket`]: Unix sockets: passing descriptors, the peer's user, non-blocking connects, packets
+//! - [`exposition`]: Prometheus' text format
 //! - [`metrics_socket`]: tells strangers a document, on a thread of its own
 //! - [`tcp`]: TCP connections that detect that the peer machine is gone
 //! - [`child`]: child processes that do not outlive their parent
@@ -28,6 +29,7 @@ pub mod child;
 pub mod confine;
 pub mod error_chain;
 pub mod event;
+pub mod exposition;
 pub mod fork;
 pub mod gpus;
 pub mod limits;

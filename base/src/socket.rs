@@ -269,8 +269,8 @@ pub fn has_unread(socket: impl AsFd) -> bool {
     got == 0 && unread > 0
 }
 
-/// Whom limits of each user count a user as: subordinate users (from 100000 on, subuid(5)) are one, as each login user may have
-/// thousands of them.
+/// The user ID under which limits for each user count this one. Subordinate users (from 100000 on, subuid(5)) count as one, as
+/// each login user may have thousands of them.
 pub fn counted_as(user: u32) -> u32 {
     /// `SUB_UID_MIN` of login.defs(5), above the users that systemd makes for services.
     const FIRST_SUBORDINATE: u32 = 100_000;

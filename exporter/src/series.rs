@@ -143,23 +143,7 @@ fn distribution(text: &mut String, name: &str, labels: &[(&str, &str)], values: 
 fn line(text: &mut String, name: &str, end: &str, labels: &[(&str, &str)], value: f64) {
     text.push_str(name);
     text.push_str(end);
-    for (index, (label, value)) in labels.iter().enumerate() {
-        text.push(if index == 0 { '{' } else { ',' });
-        text.push_str(label);
-        text.push_str("=\"");
-        for character in value.chars() {
-            match character {
-                '\\' => text.push_str("\\\\"),
-                '"' => text.push_str("\\\""),
-                '\n' => text.push_str("\\n"),
-                other => text.push(other),
-            }
-        }
-        text.push('"');
-    }
-    if !labels.is_empty() {
-        text.push('}');
-    }
+    base::exposition::labels(text, labels);
     let _ = writeln!(text, " {}", number(value));
 }
 

@@ -157,7 +157,7 @@ pub enum Error {
     #[error("it has not sent a complete HTTP response with status 200")]
     NotHttp,
     /// The answer is not UTF-8.
-    #[error("it has sent what is no text")]
+    #[error("its answer is not UTF-8 text")]
     NotText(#[from] str::Utf8Error),
     /// The answer is not a VM's.
     #[error("it has not answered as a VM does")]

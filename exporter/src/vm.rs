@@ -23,7 +23,7 @@ const LIMIT_END: &str = "us";
 /// An answer that is not a VMM's.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Wrong {
-    /// It is no text in Prometheus' format.
+    /// It is not in Prometheus' text format.
     #[error("line {0} is not in Prometheus' text format")]
     Line(usize),
     /// There are too many values.

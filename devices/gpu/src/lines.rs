@@ -153,7 +153,7 @@ mod tests {
         for refused in [message(2), None] {
             lines.choose(refused, false).unwrap_err();
             assert_eq!(lines.message, message(1));
-            // A choice that is no change needs no route.
+            // The same choice again needs no route.
             lines.choose(message(1), false).unwrap();
             lines.set(true);
             assert_eq!(raised.read().unwrap(), 1);

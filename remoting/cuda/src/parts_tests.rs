@@ -393,6 +393,29 @@ impl Copier {
         gate
     }
 
+    /// Goes on in another context, of which a graph has a place in the first part. Returns that context.
+    fn has_place_elsewhere(&mut self) -> u32 {
+        let context = testing::made(&mut self.server, 0, "cuCtxCreate_v2", &[0, 0]);
+        self.context = context;
+        let graph = testing::made(&mut self.server, context, "cuGraphCreate", &[0]);
+        let stage = WindowRange {
+            offset: self.window.data() + MIB,
+            length: PAGE,
+            stage: None,
+        };
+        let call = AddCopyNode {
+            context,
+            graph,
+            after: Vec::new(),
+            to: Side::Memory(self.allocate(), PAGE, 1),
+            from: Side::Window(stage),
+            size: [PAGE, 1, 1],
+        };
+        self.post(call, Request::AddCopyNode);
+        assert_eq!(self.server.take_deferred(context), None);
+        context
+    }
+
     /// Has a context destroyed. Whether it is, at once.
     fn destroys(&mut self, context: u32) -> bool {
         let (function, arguments) = testing::arguments("cuCtxDestroy_v2", &[context.into()]);
@@ -487,56 +510,17 @@ fn pinned_memory_is_handed_over_when_the_context_ends_that_has_registered_it() {
 fn a_nodes_place_is_handed_over_when_the_context_ends_that_has_registered_it() {
     let mut copier = Copier::new(testing::driver());
     let first = copier.context;
-    copier.context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
-    let context = copier.context;
-    let graph = testing::made(&mut copier.server, context, "cuGraphCreate", &[0]);
-    let offset = copier.window.data() + MIB;
-    let stage = WindowRange {
-        offset,
-        length: PAGE,
-        stage: None,
-    };
-    let call = AddCopyNode {
-        context,
-        graph,
-        after: Vec::new(),
-        to: Side::Memory(copier.allocate(), PAGE, 1),
-        from: Side::Window(stage),
-        size: [PAGE, 1, 1],
-    };
-    copier.post(call, Request::AddCopyNode);
-    assert_eq!(copier.server.take_deferred(context), None);
+    copier.has_place_elsewhere();
     assert!(copier.destroys(first));
     let cover = &copier.server.backend.cover;
-    assert!(cover.holds(&copier.window, offset, PAGE));
+    assert!(cover.holds(&copier.window, copier.window.data() + MIB, PAGE));
 }
 
 #[test]
 fn launches_pass_through_places_that_another_context_has_taken_over() {
     let mut copier = Copier::new(testing::driver());
     let first = copier.context;
-    let mut with_place = || {
-        let context = testing::made(&mut copier.server, 0, "cuCtxCreate_v2", &[0, 0]);
-        copier.context = context;
-        let graph = testing::made(&mut copier.server, context, "cuGraphCreate", &[0]);
-        let stage = WindowRange {
-            offset: copier.window.data() + MIB,
-            length: PAGE,
-            stage: None,
-        };
-        let call = AddCopyNode {
-            context,
-            graph,
-            after: Vec::new(),
-            to: Side::Memory(copier.allocate(), PAGE, 1),
-            from: Side::Window(stage),
-            size: [PAGE, 1, 1],
-        };
-        copier.post(call, Request::AddCopyNode);
-        assert_eq!(copier.server.take_deferred(context), None);
-        context
-    };
-    let [second, third] = [with_place(), with_place()];
+    let [second, third] = [copier.has_place_elsewhere(), copier.has_place_elsewhere()];
     assert!(copier.destroys(first));
     let passages = &mut copier.server.backend.passages;
     passages.launches(third);

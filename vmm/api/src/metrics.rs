@@ -106,23 +106,7 @@ fn header(text: &mut String, name: &str, kind: &str, help: &str) {
 
 fn line(text: &mut String, name: &str, labels: &[(&str, &str)], value: u64) {
     text.push_str(name);
-    for (index, (label, label_value)) in labels.iter().enumerate() {
-        text.push(if index == 0 { '{' } else { ',' });
-        text.push_str(label);
-        text.push_str("=\"");
-        for character in label_value.chars() {
-            match character {
-                '\\' => text.push_str("\\\\"),
-                '"' => text.push_str("\\\""),
-                '\n' => text.push_str("\\n"),
-                other => text.push(other),
-            }
-        }
-        text.push('"');
-    }
-    if !labels.is_empty() {
-        text.push('}');
-    }
+    base::exposition::labels(text, labels);
     let _ = writeln!(text, " {value}");
 }
 
