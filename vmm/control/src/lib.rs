@@ -11,7 +11,7 @@
 //! - [`migration`]: machines that leave for another host or arrive from one; [`compatible`]: whether this host supports
 //!   what their guests have seen.
 //! - [`accel`]: moves of an accelerator's applications to other workers; [`applications`]: snapshots that contain them;
-//!   [`writing`]: snapshots and core dumps, which a thread of their own writes.
+//!   [`writing`]: snapshots and core dumps, which a thread of their own writes; [`restore`]: what is made from a snapshot.
 //! - [`storage`]: resets, pauses and other ends that wait until storage has answered.
 //! - [`signals`]: signals, which a thread of their own receives.
 //! - [`requests`]: the implementation of each API call; [`removals`]: removal and swapping of devices.
@@ -28,6 +28,7 @@ mod life;
 mod migration;
 mod removals;
 mod requests;
+mod restore;
 mod signals;
 mod storage;
 mod writing;

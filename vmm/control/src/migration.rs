@@ -57,6 +57,7 @@ use super::{
     Control, ExitReason,
     applications::Workers,
     life::{Life, RunState},
+    restore::Restoring,
     storage::PATIENCE,
     writing::Written,
 };
@@ -117,8 +118,10 @@ pub(super) enum Job {
         request: ReceiveMigration,
         machine: Option<Incoming>,
     },
-    /// Not a migration: workers of accelerators are waited for.
+    /// Not a migration: a snapshot waits for workers of accelerators.
     Workers(Workers),
+    /// Not a migration: a VM is being restored.
+    Restoring(Restoring),
     /// Not a migration: a snapshot or a core dump is being written.
     Writing(Written),
 }
@@ -169,7 +172,7 @@ impl Migrations {
 
     fn progress(&self) -> Option<&Progress> {
         match &self.job {
-            Job::None | Job::Workers(_) | Job::Writing(_) => None,
+            Job::None | Job::Workers(_) | Job::Restoring(_) | Job::Writing(_) => None,
             Job::Outgoing { progress, .. } | Job::Incoming { progress, .. } => Some(progress),
         }
     }
@@ -180,6 +183,7 @@ impl Migrations {
             Job::Outgoing { number, .. }
             | Job::Incoming { number, .. }
             | Job::Workers(Workers { number, .. })
+            | Job::Restoring(Restoring { number, .. })
             | Job::Writing(Written { number, .. }) => *number == of,
         }
     }
@@ -602,25 +606,27 @@ impl Control {
                     false => Err(ApiError::wrong_state(message)),
                 };
             }
-            Job::Workers(workers) => {
-                let message = format!("{}: vm.cancel-migration ends that", workers.what());
-                return match is_allowed(request) {
-                    true => Ok(()),
-                    false => Err(ApiError::wrong_state(message)),
-                };
+            Job::Workers(_) => {
+                "a snapshot of the VM is being written, and waits for workers of accelerators"
             }
+            Job::Restoring(_) => "the VM is being restored, and waits for workers of accelerators",
         };
         if is_allowed(request) {
             return Ok(());
         }
+        let shows = match self.migrations.progress() {
+            Some(_) => ", vm.migration shows it",
+            None => "",
+        };
         Err(ApiError::wrong_state(format!(
-            "{what}: vm.cancel-migration ends that, vm.migration shows it"
+            "{what}: vm.cancel-migration ends that{shows}"
         )))
     }
 
     /// Cancels a migration after the guest has done something that makes it impossible.
     pub(super) fn abandon_migration(&mut self) {
         self.abandon_workers();
+        self.abandon_restore();
         self.abandon_writing();
         if let Some(progress) = self.migrations.progress() {
             log::warn!("the migration is cancelled");

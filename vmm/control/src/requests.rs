@@ -402,7 +402,7 @@ impl Control {
     fn in_progress(&self) -> Option<InProgress> {
         match &self.migrations.job {
             Job::Writing(written) => Some(written.progress()),
-            Job::Workers(workers) if workers.progress().is_some() => workers.progress(),
+            Job::Restoring(restoring) if restoring.progress().is_some() => restoring.progress(),
             _ => self.storage.progress(),
         }
     }
