@@ -446,6 +446,7 @@ pub struct Disk {
     discard: bool,
     write_zeroes: bool,
     block_device: bool,
+    default_serial: String,
     lock: Lock,
 }
 
@@ -492,10 +493,8 @@ impl Disk {
         // O_NONBLOCK: a FIFO must not block the VMM. It is not set for I/O, because io_uring would
         // obey it.
         let mut lock_file = open_file(options, libc::O_NONBLOCK)?;
-        let file_type = lock_file
-            .metadata()
-            .map_err(inspect("examine"))?
-            .file_type();
+        let of = lock_file.metadata().map_err(inspect("examine"))?;
+        let file_type = of.file_type();
         let block_device = file_type.is_block_device();
         if !block_device && !file_type.is_file() {
             let kind = if file_type.is_dir() {
@@ -538,6 +537,7 @@ impl Disk {
             discard: writable && options.sparse,
             write_zeroes: writable,
             block_device,
+            default_serial: format!("{}{}{}", of.dev(), of.rdev(), of.ino()),
             path,
             lock,
         };
@@ -638,6 +638,11 @@ impl Disk {
             path: self.path.clone(),
             source,
         })
+    }
+
+    /// A serial number that stays the same for the same image: it is made of the numbers of its device and inode.
+    pub fn default_serial(&self) -> &str {
+        &self.default_serial
     }
 
     /// What writes tables of the image that are kept in memory; `None` if there are none. It takes as long as the storage

@@ -45,6 +45,8 @@ pub enum ThreadRole {
     Lane,
     /// Writes a snapshot or a core dump.
     Snapshot,
+    /// Reads a snapshot, and opens the disk images of its VM.
+    Restore,
 }
 
 /// Starts threads.

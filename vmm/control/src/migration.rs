@@ -609,7 +609,7 @@ impl Control {
             Job::Workers(_) => {
                 "a snapshot of the VM is being written, and waits for workers of accelerators"
             }
-            Job::Restoring(_) => "the VM is being restored, and waits for workers of accelerators",
+            Job::Restoring(restoring) => restoring.what(),
         };
         if is_allowed(request) {
             return Ok(());

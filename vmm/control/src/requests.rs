@@ -1,30 +1,25 @@
 //! The implementation of each API call.
 
-use std::{
-    collections::BTreeMap, error::Error as StdError, fs, mem, os::fd::OwnedFd, path::Path,
-    sync::Arc, time::Instant,
-};
+use std::{collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, sync::Arc};
 
 use vmm_api::{
-    AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, MemoryRestoreMode, PciDeviceInfo,
-    Reply, Request, Response, RestoreConfig, RestoredClock, Status, VmCounters, VmInfo, VmResize,
-    VmSnapshotConfig, VmState, VmmPingResponse,
+    AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, PciDeviceInfo, Reply, Request,
+    Response, Status, VmCounters, VmInfo, VmResize, VmSnapshotConfig, VmState, VmmPingResponse,
     metrics::{Metrics, VmMetrics},
 };
-use vmm_config::{Device, FileAccess, Refused, TapFd, VmConfig};
+use vmm_config::{Device, FileAccess, Refused, VmConfig};
 use vmm_confinement::{landlock, seccomp::Spawner};
 use vmm_machine::{
     Machine, consoles,
     error::MachineError,
     host::{Host, Shell},
+    images::Images,
     resize::no_balloon,
-    save::{ClockSource, MemorySource, Rest, Saving},
+    save::Saving,
 };
-use vmm_snapshot::lock::DirectoryLock;
 
 use super::{
     Advance, Control, ExitReason,
-    accel::{check_selection, ring},
     life::{Life, RunState},
     migration::{Job, host_error},
     storage,
@@ -56,7 +51,7 @@ impl Handler for Control {
                 let file = place(dump.file(), &dump.destination_url).map(Path::to_owned);
                 self.coredump_later(file, reply);
             }
-            Request::VmRestore(config, fds) => self.restore_later(&config, fds, reply),
+            Request::VmRestore(config, fds) => self.restore_later(config, fds, reply),
             Request::VmResizeDisk(resize) => self.resize_disk_later(&resize, reply),
             request => reply.send(self.handle(request)),
         }
@@ -277,81 +272,6 @@ impl Control {
         Saving::new(directory).map_err(|e| failed(&e))
     }
 
-    /// Creates the machine of a snapshot, paused and without vCPUs. What is left to do, and what keeps others from writing
-    /// the snapshot meanwhile.
-    pub(super) fn restore(
-        &mut self,
-        request: &RestoreConfig,
-        fds: Vec<OwnedFd>,
-    ) -> Result<(Rest, DirectoryLock), ApiError> {
-        if self.life.config().is_some() {
-            return Err(ApiError::message(
-                Status::NotFound,
-                "there is a VM already: delete it first (vm.delete)",
-            ));
-        }
-        let directory = place(request.directory(), &request.source_url)?;
-        // Prevents writes during reading. Memory that is loaded on demand is safe after that, too,
-        // because a new snapshot replaces the file.
-        let reading = DirectoryLock::shared(directory).map_err(|e| failed(&e.into()))?;
-        let mut config = Box::new(Machine::saved_config(directory).map_err(|e| failed(&e))?);
-        config.confine(request.landlock_enable, request.landlock_rules.as_deref());
-        // Whoever wrote the directory is not trusted to have validated the configuration.
-        validate(&config)?;
-        assign_fds(&mut config, request, fds)?;
-        for update in request.zone_updates.iter().flatten() {
-            let zones = config.memory.zones.iter_mut().flatten();
-            match zones.into_iter().find(|zone| zone.id == update.id) {
-                Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
-                None => {
-                    return Err(ApiError::message(
-                        Status::BadRequest,
-                        format!("the snapshot has no memory zone {:?}", update.id),
-                    ));
-                }
-            }
-        }
-        restored_accels(&mut config, request)?;
-        if request.prefault {
-            config.memory.prefault = true;
-            let zones = config.memory.zones.iter_mut().flatten();
-            zones.for_each(|zone| zone.prefault = true);
-        }
-        let source = match request.memory_restore_mode {
-            MemoryRestoreMode::Copy => MemorySource::Copy,
-            MemoryRestoreMode::OnDemand => MemorySource::OnDemand,
-        };
-        restrict(&config, Some(directory))?;
-        let clock = match request.clock {
-            RestoredClock::Advance => ClockSource::Advance,
-            RestoredClock::Continue => ClockSource::Continue,
-        };
-        self.monitor.emit("vm", "restoring", &[]);
-        let host = self.host()?;
-        let (machine, rest) = Machine::restore(&mut config, directory, source, clock, host)
-            .map_err(|e| failed(&e))?;
-        self.life = Life::Live {
-            config,
-            machine: Box::new(machine),
-            run: RunState::Paused,
-        };
-        Ok((rest, reading))
-    }
-
-    /// Finishes restoring a machine that has everything it needs.
-    pub(super) fn finish_restore(&mut self, resume: bool, asked: Instant) -> Answer {
-        let Life::Live { machine, run, .. } = &mut self.life else {
-            return Err(self.not_live());
-        };
-        if resume {
-            machine.resume().map_err(|e| failed(&e))?;
-            *run = RunState::Running;
-        }
-        log::info!("the VM has been restored in {:?}", asked.elapsed());
-        self.monitor.emit("vm", "restored", &[]);
-        Ok(Response::Empty)
-    }
-
     /// The process's resources for a new machine. Threads inherit the confinement that the control
     /// thread has by now.
     pub(super) fn host(&mut self) -> Result<Host, ApiError> {
@@ -371,6 +291,7 @@ impl Control {
             events: self.sender.clone(),
             arriving: false,
             archive: None,
+            images: Images::default(),
             memory: None,
             given: Arc::default(),
             start: self.started,
@@ -379,7 +300,10 @@ impl Control {
 
     fn info(&mut self) -> Answer {
         let (Some(config), Some(state)) = (self.life.config(), self.life.state()) else {
-            return Err(ApiError::not_created());
+            return Err(match &self.migrations.job {
+                Job::Restoring(restoring) => ApiError::wrong_state(restoring.what()),
+                _ => ApiError::not_created(),
+            });
         };
         let config = Box::new(config.clone());
         let (memory_actual_size, device_tree) = match &self.life {
@@ -581,64 +505,6 @@ pub(super) fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), A
     landlock::restrict(config, source).map_err(|error| ApiError::internal(&error))
 }
 
-/// Changes the pools of the accelerators that the request names.
-fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(), ApiError> {
-    for update in request.accels.iter().flatten() {
-        let Some(ring) = ring(config, &update.id) else {
-            return Err(ApiError::message(
-                Status::BadRequest,
-                format!(
-                    "the snapshot has no accelerator {:?} that a pool serves",
-                    update.id
-                ),
-            ));
-        };
-        check_selection(update.device.as_deref())?;
-        ring.socket.clone_from(&update.socket);
-        if let Some(device) = &update.device {
-            ring.device = Some(device.clone()).filter(|device| !device.is_empty());
-        }
-    }
-    Ok(())
-}
-
-/// Assigns the descriptors that came with the request to the network cards of a snapshot.
-pub(super) fn assign_fds(
-    config: &mut VmConfig,
-    request: &RestoreConfig,
-    fds: Vec<OwnedFd>,
-) -> Result<(), ApiError> {
-    let mut fds = fds.into_iter();
-    for restored in request.net_fds.iter().flatten() {
-        let cards = config.net.iter_mut().flatten();
-        let card = cards
-            .into_iter()
-            .find(|net| net.common.id.as_deref() == Some(&restored.id));
-        let own: Vec<_> = if restored.fds.is_empty() {
-            let own = fds.by_ref().take(restored.num_fds);
-            own.map(TapFd::from).collect()
-        } else {
-            restored.fds.iter().copied().map(TapFd::Inherited).collect()
-        };
-        match card {
-            Some(card) if own.len() == restored.num_fds => card.fds = own,
-            _ => {
-                return Err(ApiError::message(
-                    Status::BadRequest,
-                    format!(
-                        "network card {:?} of net_fds is not in the snapshot, or came with \
-                         {} descriptors instead of {}",
-                        restored.id,
-                        own.len(),
-                        restored.num_fds
-                    ),
-                ));
-            }
-        }
-    }
-    Ok(())
-}
-
 /// Checks that the files of a device exist, unless it has descriptors.
 fn check_files(device: &dyn Device) -> Result<(), ApiError> {
     if !device.descriptors().is_empty() {
@@ -675,7 +541,7 @@ pub(super) fn validate(config: &VmConfig) -> Result<(), ApiError> {
     })
 }
 
-fn place<'a>(path: Option<&'a Path>, url: &str) -> Result<&'a Path, ApiError> {
+pub(super) fn place<'a>(path: Option<&'a Path>, url: &str) -> Result<&'a Path, ApiError> {
     path.ok_or_else(|| {
         failed(&MachineError::Url {
             url: url.to_owned(),

@@ -3,7 +3,11 @@
 //!
 //! ```text
 //!   control thread                     thread
-//!   the machine is made         ──>    its memory is read
+//!                               ──>    the VM's configuration is read
+//!   the process is restricted   <──
+//!                               ──>    its state is read, images of its disks are opened
+//!   the machine is made         <──
+//!                               ──>    its memory is read
 //!   its vCPUs are made          <──
 //!                               ──>    workers take its applications up
 //!   the machine goes on         <──
@@ -15,25 +19,35 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
+        mpsc,
     },
     time::Instant,
 };
 
 use base::Cancel;
-use vmm_api::{ApiError, Handler, InProgress, Operation, Reply, Request, RestoreConfig};
-use vmm_machine::{applications, error::MachineError, save::Rest};
-use vmm_snapshot::lock::DirectoryLock;
+use devices::thread::ThreadRole;
+use vmm_api::{
+    ApiError, Handler, InProgress, MemoryRestoreMode, Operation, Reply, Request, Response,
+    RestoreConfig, RestoredClock, Status,
+};
+use vmm_config::{TapFd, VmConfig};
+use vmm_machine::{
+    Machine, applications,
+    error::MachineError,
+    save::{ClockSource, Folder, MemorySource, Rest, Snapshot},
+};
 
 use super::{
     Control,
-    life::Life,
+    accel::{check_selection, ring},
+    life::{Life, RunState},
     migration::{Job, OVER, host_error, is_allowed},
-    requests::failed,
+    requests::{failed, place, restrict, validate},
 };
 
 /// A VM that is being restored.
 pub(super) struct Restoring {
-    /// Number of the present wait.
+    /// Number of the restore.
     pub(super) number: u64,
     cancel: Cancel,
     stage: Stage,
@@ -42,27 +56,61 @@ pub(super) struct Restoring {
 
 /// What a restore waits for.
 enum Stage {
-    /// Memory.
+    /// Its configuration.
+    Config(Awaited<(Box<VmConfig>, Folder)>),
+    /// The other files of the snapshot, except its memory, and images of its disks.
+    Files {
+        config: Box<VmConfig>,
+        read: Awaited<Snapshot>,
+    },
+    /// Its memory.
     Memory {
-        /// What the machine lacks but for its applications, and what keeps others from writing the snapshot.
-        lacks: Box<(Rest, DirectoryLock)>,
+        /// What the machine lacks but for its applications.
+        lacks: Box<Rest>,
         /// How much has been read, in bytes, and how much there is.
         read: (Arc<AtomicU64>, u64),
+        is_read: Awaited<()>,
     },
     /// Workers of its accelerators.
-    Applications,
+    Applications(Awaited<()>),
+}
+
+/// What a thread brings; it is there when the thread says that the stage is over.
+struct Awaited<T>(mpsc::Receiver<Result<T, MachineError>>);
+
+impl<T> Awaited<T> {
+    fn take(self) -> Result<T, ApiError> {
+        let brought = self.0.recv().map_err(|_| ApiError::wrong_state(OVER))?;
+        brought.map_err(|error| failed(&error))
+    }
 }
 
 /// What a client has asked for.
 struct Asked {
-    resume: bool,
+    request: RestoreConfig,
+    /// Descriptors that came with the request.
+    fds: Vec<OwnedFd>,
     at: Instant,
     reply: Reply,
-    /// Requests that need what the machine lacks.
+    /// Requests that need what the VM lacks.
     waiting: Vec<(Request, Reply)>,
 }
 
 impl Restoring {
+    /// The activity, as the beginning of a sentence.
+    pub(super) fn what(&self) -> &'static str {
+        match self.stage {
+            Stage::Config(_) => "the VM is being restored, and waits for its configuration",
+            Stage::Files { .. } => {
+                "the VM is being restored, and waits for its state and its disks"
+            }
+            Stage::Memory { .. } => "the VM is being restored, and waits for its memory",
+            Stage::Applications(_) => {
+                "the VM is being restored, and waits for workers of accelerators"
+            }
+        }
+    }
+
     /// What `vm.info` says about it.
     pub(super) fn progress(&self) -> Option<InProgress> {
         let Stage::Memory {
@@ -80,137 +128,281 @@ impl Restoring {
         })
     }
 
-    /// Whether the machine lacks more than its applications.
+    /// Whether the VM lacks more than its applications.
     fn is_incomplete(&self) -> bool {
-        !matches!(self.stage, Stage::Applications)
+        !matches!(self.stage, Stage::Applications(_))
     }
+}
+
+/// A restore as its stages see it.
+struct Begun {
+    number: u64,
+    cancel: Cancel,
 }
 
 impl Control {
     /// `vm.restore`: replies when the machine has everything that it needs.
     pub(super) fn restore_later(
         &mut self,
-        request: &RestoreConfig,
+        request: RestoreConfig,
         fds: Vec<OwnedFd>,
         reply: Reply,
     ) {
+        let begun = Begun {
+            number: self.migrations.number(),
+            cancel: Cancel::default(),
+        };
         let asked = Asked {
-            resume: request.resume,
+            request,
+            fds,
             at: Instant::now(),
             reply,
             waiting: Vec::new(),
         };
-        match self.restore(request, fds) {
-            Ok(lacks) => {
-                let stage = Stage::Memory {
-                    lacks: Box::new(lacks),
-                    read: (Arc::default(), 0),
-                };
-                self.wait_for_stage(stage, asked);
-            }
+        match self.read_config(&begun, &asked.request) {
+            Ok(stage) => self.wait_for(begun, stage, asked),
             Err(error) => asked.reply.send(Err(error)),
         }
     }
 
-    fn wait_for_stage(&mut self, mut stage: Stage, asked: Asked) {
-        let number = self.migrations.number();
-        let cancel = Cancel::default();
-        let started = self.start_stage(number, &mut stage, cancel.clone());
+    fn wait_for(&mut self, begun: Begun, stage: Stage, asked: Asked) {
+        let Begun { number, cancel } = begun;
         self.migrations.job = Job::Restoring(Restoring {
             number,
             cancel,
             stage,
             asked,
         });
-        match started {
-            Ok(true) => {}
-            Ok(false) => self.stage_is_over(number, Ok(())),
-            Err(error) => self.stage_is_over(number, Err(error)),
-        }
     }
 
-    /// Starts the waiting thread. Returns false if there is nothing to wait for.
-    fn start_stage(
-        &mut self,
-        number: u64,
-        stage: &mut Stage,
-        cancel: Cancel,
-    ) -> Result<bool, ApiError> {
-        let Life::Live { machine, .. } = &self.life else {
-            return Err(self.not_live());
-        };
+    /// Has a thread do what may wait.
+    fn have<T: Send + 'static>(
+        &self,
+        begun: &Begun,
+        role: ThreadRole,
+        work: impl FnOnce(&Cancel) -> Result<T, MachineError> + Send + 'static,
+    ) -> Result<Awaited<T>, ApiError> {
         let host = |error| host_error("wait for what a VM lacks", &error);
         let control = self.migrations.on_control().map_err(host)?;
-        let over = move |ended: Result<(), MachineError>| {
-            control.ask(move |control| {
-                control.stage_is_over(number, ended.map_err(|error| failed(&error)));
-            });
+        let (number, cancel) = (begun.number, begun.cancel.clone());
+        let (sender, brought) = mpsc::channel();
+        let body = move || {
+            // Nobody waits for what was cancelled.
+            let _ = sender.send(work(&cancel));
+            control.tell(move |control| control.stage_is_over(number));
         };
-        match stage {
-            Stage::Memory { lacks, read } => {
-                let Some(contents) = lacks.0.contents.take() else {
-                    return Ok(false);
-                };
-                read.1 = contents.memory();
-                let read = Arc::clone(&read.0);
-                self.start_thread(move || {
-                    let advance = |bytes| {
-                        read.fetch_add(bytes, Ordering::Relaxed);
-                    };
-                    over(contents.read(&cancel, advance));
-                })?;
-            }
-            Stage::Applications => {
-                let ports = machine.ports_to_take_up();
-                if ports.is_empty() {
-                    return Ok(false);
-                }
-                self.start_thread(move || over(applications::take_up(&ports, cancel)))?;
-            }
-        }
-        Ok(true)
+        self.start_thread_as(role, "_restore", Box::new(body))?;
+        Ok(Awaited(brought))
     }
 
     /// Handles the end of a wait.
-    fn stage_is_over(&mut self, number: u64, ended: Result<(), ApiError>) {
+    fn stage_is_over(&mut self, number: u64) {
         if !self.migrations.is_current(number) {
             return;
         }
         match mem::replace(&mut self.migrations.job, Job::None) {
             Job::Restoring(Restoring {
-                stage, mut asked, ..
+                number,
+                cancel,
+                stage,
+                mut asked,
             }) => {
                 let waiting = mem::take(&mut asked.waiting);
-                self.go_on_with(stage, ended, asked);
-                // In their order, each in the state that the one before has left.
-                for (request, reply) in waiting {
-                    self.take(request, reply);
+                let begun = Begun { number, cancel };
+                match self.next_stage(&begun, stage, &mut asked) {
+                    Ok(Some(stage)) => self.wait_for(begun, stage, asked),
+                    Ok(None) => asked.reply.send(Ok(Response::Empty)),
+                    Err(error) => self.give_up_restore(asked.reply, error),
                 }
+                self.take_all(waiting);
             }
             other => self.migrations.job = other,
         }
     }
 
-    /// Goes on with a restore whose wait is over.
-    fn go_on_with(&mut self, stage: Stage, ended: Result<(), ApiError>, asked: Asked) {
-        let finished = match (ended, stage) {
-            (Ok(()), Stage::Memory { lacks, .. }) => {
-                let (rest, _reading) = *lacks;
-                match self.complete(rest) {
-                    Ok(()) => return self.wait_for_stage(Stage::Applications, asked),
-                    Err(error) => Err(error),
-                }
-            }
-            (Ok(()), Stage::Applications) => self.finish_restore(asked.resume, asked.at),
-            (Err(error), _) => Err(error),
-        };
-        asked.reply.send(finished.inspect_err(|_| {
-            self.life = Life::None;
-            self.receiver.clear();
-        }));
+    /// Takes requests in their order, each in the state that the one before has left.
+    fn take_all(&mut self, requests: Vec<(Request, Reply)>) {
+        for (request, reply) in requests {
+            self.take(request, reply);
+        }
     }
 
-    /// Keeps a request that comes before a machine that is being restored has its memory and its vCPUs; returns others.
+    fn give_up_restore(&mut self, reply: Reply, error: ApiError) {
+        self.life = Life::None;
+        self.receiver.clear();
+        reply.send(Err(error));
+    }
+
+    /// Goes on with a restore whose wait is over, up to the next wait, if there is one.
+    fn next_stage(
+        &mut self,
+        begun: &Begun,
+        stage: Stage,
+        asked: &mut Asked,
+    ) -> Result<Option<Stage>, ApiError> {
+        match stage {
+            Stage::Config(read) => {
+                let (mut config, folder) = read.take()?;
+                let fds = mem::take(&mut asked.fds);
+                self.prepare(&mut config, &folder, &asked.request, fds)?;
+                let disks = config.disks.clone().unwrap_or_default();
+                let read = move |_: &Cancel| folder.read(&disks);
+                let read = self.have(begun, ThreadRole::Restore, read)?;
+                Ok(Some(Stage::Files { config, read }))
+            }
+            Stage::Files { config, read } => self.make(begun, config, read.take()?, asked),
+            Stage::Memory { lacks, is_read, .. } => {
+                is_read.take()?;
+                self.complete(*lacks)?;
+                self.take_applications_up(begun, asked)
+            }
+            Stage::Applications(are_up) => {
+                are_up.take()?;
+                self.finish_restore(asked)?;
+                Ok(None)
+            }
+        }
+    }
+
+    /// Starts to read the configuration of a snapshot.
+    fn read_config(&mut self, begun: &Begun, request: &RestoreConfig) -> Result<Stage, ApiError> {
+        if self.life.config().is_some() {
+            return Err(ApiError::message(
+                Status::NotFound,
+                "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        let directory = place(request.directory(), &request.source_url)?.to_owned();
+        let read = move |_: &Cancel| Folder::open(directory);
+        Ok(Stage::Config(self.have(
+            begun,
+            ThreadRole::Restore,
+            read,
+        )?))
+    }
+
+    /// Changes the configuration of a snapshot as the request says, and restricts the process as it says.
+    fn prepare(
+        &mut self,
+        config: &mut VmConfig,
+        folder: &Folder,
+        request: &RestoreConfig,
+        fds: Vec<OwnedFd>,
+    ) -> Result<(), ApiError> {
+        config.confine(request.landlock_enable, request.landlock_rules.as_deref());
+        // Whoever wrote the directory is not trusted to have validated the configuration.
+        validate(config)?;
+        assign_fds(config, request, fds)?;
+        for update in request.zone_updates.iter().flatten() {
+            let zones = config.memory.zones.iter_mut().flatten();
+            match zones.into_iter().find(|zone| zone.id == update.id) {
+                Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
+                None => {
+                    return Err(ApiError::message(
+                        Status::BadRequest,
+                        format!("the snapshot has no memory zone {:?}", update.id),
+                    ));
+                }
+            }
+        }
+        restored_accels(config, request)?;
+        if request.prefault {
+            config.memory.prefault = true;
+            let zones = config.memory.zones.iter_mut().flatten();
+            zones.for_each(|zone| zone.prefault = true);
+        }
+        restrict(config, Some(folder.path()))?;
+        self.monitor.emit("vm", "restoring", &[]);
+        Ok(())
+    }
+
+    /// Makes the machine of a snapshot, paused and without vCPUs, and starts to read its memory.
+    fn make(
+        &mut self,
+        begun: &Begun,
+        mut config: Box<VmConfig>,
+        snapshot: Snapshot,
+        asked: &Asked,
+    ) -> Result<Option<Stage>, ApiError> {
+        let request = &asked.request;
+        let source = match request.memory_restore_mode {
+            MemoryRestoreMode::Copy => MemorySource::Copy,
+            MemoryRestoreMode::OnDemand => MemorySource::OnDemand,
+        };
+        let clock = match request.clock {
+            RestoredClock::Advance => ClockSource::Advance,
+            RestoredClock::Continue => ClockSource::Continue,
+        };
+        let host = self.host()?;
+        let (machine, mut rest) =
+            Machine::restore(&mut config, snapshot, source, clock, host).map_err(|e| failed(&e))?;
+        self.life = Life::Live {
+            config,
+            machine: Box::new(machine),
+            run: RunState::Paused,
+        };
+        let Some(contents) = rest.contents.take() else {
+            self.complete(rest)?;
+            return self.take_applications_up(begun, asked);
+        };
+        let total = contents.memory();
+        let done = Arc::<AtomicU64>::default();
+        let advanced = Arc::clone(&done);
+        let read = move |cancel: &Cancel| {
+            let advance = |bytes| {
+                advanced.fetch_add(bytes, Ordering::Relaxed);
+            };
+            contents.read(cancel, advance)
+        };
+        Ok(Some(Stage::Memory {
+            lacks: Box::new(rest),
+            read: (done, total),
+            is_read: self.have(begun, ThreadRole::Restore, read)?,
+        }))
+    }
+
+    /// Restores what a machine lacks whose memory has been read.
+    fn complete(&mut self, rest: Rest) -> Result<(), ApiError> {
+        let Life::Live { machine, .. } = &mut self.life else {
+            return Err(self.not_live());
+        };
+        machine.complete(rest).map_err(|error| failed(&error))
+    }
+
+    /// Has workers take up the applications of the machine's accelerators.
+    fn take_applications_up(
+        &mut self,
+        begun: &Begun,
+        asked: &Asked,
+    ) -> Result<Option<Stage>, ApiError> {
+        let Life::Live { machine, .. } = &self.life else {
+            return Err(self.not_live());
+        };
+        let ports = machine.ports_to_take_up();
+        if ports.is_empty() {
+            self.finish_restore(asked)?;
+            return Ok(None);
+        }
+        let take_up = move |cancel: &Cancel| applications::take_up(&ports, cancel.clone());
+        let are_up = self.have(begun, ThreadRole::Migration, take_up)?;
+        Ok(Some(Stage::Applications(are_up)))
+    }
+
+    /// Finishes restoring a machine that has everything it needs.
+    fn finish_restore(&mut self, asked: &Asked) -> Result<(), ApiError> {
+        let Life::Live { machine, run, .. } = &mut self.life else {
+            return Err(self.not_live());
+        };
+        if asked.request.resume {
+            machine.resume().map_err(|e| failed(&e))?;
+            *run = RunState::Running;
+        }
+        log::info!("the VM has been restored in {:?}", asked.at.elapsed());
+        self.monitor.emit("vm", "restored", &[]);
+        Ok(())
+    }
+
+    /// Keeps a request that comes before a VM that is being restored has its memory and its vCPUs; returns others.
     pub(super) fn wait_for_memory(
         &mut self,
         request: Request,
@@ -228,24 +420,22 @@ impl Control {
         }
     }
 
-    /// Restores what a machine lacks whose memory has been read.
-    fn complete(&mut self, rest: Rest) -> Result<(), ApiError> {
-        let Life::Live { machine, .. } = &mut self.life else {
-            return Err(self.not_live());
-        };
-        machine.complete(rest).map_err(|error| failed(&error))
-    }
-
-    /// Cancels the restore. The thread may hang in storage: nobody waits for it. Workers notice the cancellation and
-    /// answer.
+    /// Cancels the restore. Workers notice it, and answer. A thread that waits for storage may hang: nobody waits for it.
     pub(super) fn cancel_restore(&mut self) {
-        let Job::Restoring(restoring) = &self.migrations.job else {
-            return;
-        };
-        restoring.cancel.cancel();
-        if restoring.is_incomplete() {
-            let error = ApiError::wrong_state("the VM is not restored: it was cancelled");
-            self.stage_is_over(restoring.number, Err(error));
+        match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Restoring(restoring) if restoring.is_incomplete() => {
+                restoring.cancel.cancel();
+                let error = ApiError::wrong_state("the VM is not restored: it was cancelled");
+                let Asked { reply, waiting, .. } = restoring.asked;
+                self.give_up_restore(reply, error);
+                self.take_all(waiting);
+            }
+            other => {
+                if let Job::Restoring(restoring) = &other {
+                    restoring.cancel.cancel();
+                }
+                self.migrations.job = other;
+            }
         }
     }
 
@@ -262,4 +452,62 @@ impl Control {
             other => self.migrations.job = other,
         }
     }
+}
+
+/// Changes the pools of the accelerators that the request names.
+fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(), ApiError> {
+    for update in request.accels.iter().flatten() {
+        let Some(ring) = ring(config, &update.id) else {
+            return Err(ApiError::message(
+                Status::BadRequest,
+                format!(
+                    "the snapshot has no accelerator {:?} that a pool serves",
+                    update.id
+                ),
+            ));
+        };
+        check_selection(update.device.as_deref())?;
+        ring.socket.clone_from(&update.socket);
+        if let Some(device) = &update.device {
+            ring.device = Some(device.clone()).filter(|device| !device.is_empty());
+        }
+    }
+    Ok(())
+}
+
+/// Assigns the descriptors that came with the request to the network cards of a snapshot.
+fn assign_fds(
+    config: &mut VmConfig,
+    request: &RestoreConfig,
+    fds: Vec<OwnedFd>,
+) -> Result<(), ApiError> {
+    let mut fds = fds.into_iter();
+    for restored in request.net_fds.iter().flatten() {
+        let cards = config.net.iter_mut().flatten();
+        let card = cards
+            .into_iter()
+            .find(|net| net.common.id.as_deref() == Some(&restored.id));
+        let own: Vec<_> = if restored.fds.is_empty() {
+            let own = fds.by_ref().take(restored.num_fds);
+            own.map(TapFd::from).collect()
+        } else {
+            restored.fds.iter().copied().map(TapFd::Inherited).collect()
+        };
+        match card {
+            Some(card) if own.len() == restored.num_fds => card.fds = own,
+            _ => {
+                return Err(ApiError::message(
+                    Status::BadRequest,
+                    format!(
+                        "network card {:?} of net_fds is not in the snapshot, or came with \
+                         {} descriptors instead of {}",
+                        restored.id,
+                        own.len(),
+                        restored.num_fds
+                    ),
+                ));
+            }
+        }
+    }
+    Ok(())
 }

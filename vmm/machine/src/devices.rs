@@ -47,6 +47,7 @@ use super::{
     error::{DeviceError, MachineError},
     events::EventSender,
     handover::Given,
+    images::Images,
     kinds::{self, Handle},
     physical::Physical,
     resets::Resets,
@@ -127,6 +128,8 @@ pub struct Surroundings {
     pub archive: Option<Arc<File>>,
     /// Ports of accelerators through which workers have already restored applications, before the device arrives.
     pub ports: Ports,
+    /// Disk images that are open already.
+    pub images: Images,
     /// Sockets and taps that another process of this host handed over with the machine.
     pub given: Arc<Given>,
     /// Rate limits that several disks share, by name.
@@ -824,6 +827,11 @@ impl Devices {
     /// arrived, because the archive occupies host memory.
     pub fn set_archive(&mut self, archive: Option<File>) {
         self.surroundings.archive = archive.map(Arc::new);
+    }
+
+    /// Closes disk images that no device has taken.
+    pub fn close_images(&mut self) {
+        self.surroundings.images = Images::default();
     }
 
     /// Saves the state of all devices, which are paused.

@@ -6,7 +6,7 @@ use devices::thread::ThreadSpawner;
 use hypervisor::{Kvm, Vm};
 use vmm_memory::GivenMemory;
 
-use super::{events::EventSender, handover::Given};
+use super::{events::EventSender, handover::Given, images::Images};
 
 /// A VM without memory and vCPUs. Creating it takes KVM longer than the rest of a restore, so it is
 /// created ahead of time.
@@ -43,6 +43,8 @@ pub struct Host {
     pub archive: Option<Arc<File>>,
     /// The machine's memory, if another process of this host created it.
     pub memory: Option<Vec<GivenMemory>>,
+    /// Disk images that are open already.
+    pub images: Images,
     /// Sockets and taps that another process of this host handed over with the machine.
     pub given: Arc<Given>,
     /// When the process started, as the reference for the guest's boot marks.

@@ -8,8 +8,8 @@
 //!
 //! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
 //! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: layout of memory.
-//! - [`save`]: snapshots; `coredump`: core dumps for debuggers; `resize`: resizing a running machine; `gate`: machines
-//!   that are stopped while they serve others.
+//! - [`save`]: snapshots; [`images`]: disk images that are opened before the machine is made; `coredump`: core dumps for
+//!   debuggers; `resize`: resizing a running machine; `gate`: machines that are stopped while they serve others.
 //! - [`moving`]: machines that leave for another host or arrive from one; [`applications`]: the applications of their
 //!   accelerators; [`handover`]: descriptors that are handed over to another process of this host.
 //! - `generation`: what tells copies of a saved machine apart.
@@ -33,6 +33,7 @@ mod gate;
 mod generation;
 pub mod handover;
 pub mod host;
+pub mod images;
 pub mod interrupts;
 pub mod kinds;
 pub mod moving;
@@ -200,6 +201,7 @@ impl Machine {
             events: host.events.clone(),
             arriving: host.arriving,
             archive: host.archive.clone(),
+            images: host.images,
             ports: applications::Ports::default(),
             given: Arc::clone(&host.given),
         };

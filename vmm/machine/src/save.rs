@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    fs,
+    fs::{self, File},
     io::{self, Write},
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,7 +16,7 @@ use base::{
 use devices::{accel::saved::Archive, pci::Bdf, virtio::blk};
 use hypervisor::VmState;
 use serde::{Deserialize, Serialize};
-use vmm_config::VmConfig;
+use vmm_config::{DiskConfig, VmConfig};
 use vmm_memory::{Region, RegionKind};
 use vmm_snapshot::{
     lazy::{LazyError, LazyRestore, OnLoss},
@@ -29,7 +29,7 @@ use vmm_snapshot::{
 
 use super::{
     EXIT_GUEST_LOST, Machine, devices::SavedDevice, error::MachineError, events::MachineEvent,
-    generation::Generation, host::Host, placement, platform::PlatformState,
+    generation::Generation, host::Host, images::Images, placement, platform::PlatformState,
 };
 use crate::cpu::SavedCpu;
 
@@ -78,12 +78,64 @@ pub enum MemorySource {
     OnDemand,
 }
 
+/// The directory of a snapshot, which others do not write meanwhile.
+pub struct Folder {
+    path: PathBuf,
+    alone: DirectoryLock,
+}
+
+impl Folder {
+    /// Locks it, and reads the configuration of the snapshot's VM, at the speed of the disk.
+    pub fn open(path: PathBuf) -> Result<(Box<VmConfig>, Self), MachineError> {
+        // Memory that is loaded on demand is safe without the lock, too: a new snapshot replaces the file.
+        let alone = DirectoryLock::shared(&path)?;
+        let config = saved_config(&path)?;
+        Ok((config, Self { path, alone }))
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Reads the other files, except memory, and opens the images of the VM's disks, at the speed of the storage.
+    pub fn read(self, disks: &[DiskConfig]) -> Result<Snapshot, MachineError> {
+        let path = self.path.join(vmm_snapshot::STATE);
+        let state: SavedMachine =
+            state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
+        let path = self.path.join(vmm_snapshot::APPLICATIONS);
+        let archive = match regular_file::open(&path, Links::Refuse) {
+            Ok(archive) => Some(archive),
+            // The state says whether the archive is needed.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+            Err(error) => return Err(io_at(&path)(error)),
+        };
+        Ok(Snapshot {
+            folder: self,
+            state,
+            archive,
+            images: Images::open(disks)?,
+        })
+    }
+}
+
+/// A snapshot whose files were read, except its memory.
+pub struct Snapshot {
+    folder: Folder,
+    state: SavedMachine,
+    /// The archive of its accelerators' applications.
+    archive: Option<File>,
+    images: Images,
+}
+
 /// What a machine that is made from a snapshot lacks.
 pub struct Rest {
     /// Its memory, unless that is read on demand.
     pub contents: Option<Contents>,
     state: SavedMachine,
     clock: ClockSource,
+    /// Until it is complete, nobody else writes the snapshot.
+    _alone: DirectoryLock,
 }
 
 /// Memory that is to be read from a snapshot before anything runs.
@@ -168,7 +220,7 @@ impl Image {
         let config_path = staged.path(vmm_snapshot::CONFIG);
         let text = serde_json::to_vec_pretty(&self.config).map_err(io::Error::from);
         text.and_then(|text| {
-            let mut file = fs::File::create_new(&config_path)?;
+            let mut file = File::create_new(&config_path)?;
             file.write_all(&text)?;
             file.sync_all()
         })
@@ -200,49 +252,31 @@ impl Machine {
         })
     }
 
-    /// Reads the configuration of a snapshot.
-    pub fn saved_config(directory: &Path) -> Result<VmConfig, MachineError> {
-        /// Upper limit; larger configurations are refused.
-        const MAX_BYTES: u64 = 16 << 20;
-        let path = directory.join(vmm_snapshot::CONFIG);
-        let read = || {
-            let text = regular_file::read(&path, Links::Refuse, MAX_BYTES)?;
-            Ok(serde_json::from_slice(&text)?)
-        };
-        read().map_err(|source| MachineError::ConfigFile {
-            path: path.clone(),
-            source,
-        })
-    }
-
     /// Makes the machine of a snapshot, without vCPUs. What is left to do: its memory is read, possibly by another thread
     /// ([`Contents::read`]), then the rest is restored ([`Machine::complete`]).
     pub fn restore(
         config: &mut VmConfig,
-        directory: &Path,
+        snapshot: Snapshot,
         source: MemorySource,
         clock: ClockSource,
         mut host: Host,
     ) -> Result<(Self, Rest), MachineError> {
-        let path = directory.join(vmm_snapshot::STATE);
-        let state: SavedMachine =
-            state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
+        let Snapshot {
+            folder,
+            mut state,
+            archive,
+            images,
+        } = snapshot;
         if source == MemorySource::OnDemand && placement::is_prefaulted(&config.memory) {
             return Err(LazyError::Prefault.into());
         }
         let spawner = Arc::clone(&host.spawner);
         let events = host.events.clone();
-        let path = directory.join(vmm_snapshot::APPLICATIONS);
-        host.archive = match regular_file::open(&path, Links::Refuse) {
-            Ok(archive) => Some(Arc::new(archive)),
-            // The state says whether the archive is needed.
-            Err(error) if error.kind() == io::ErrorKind::NotFound => None,
-            Err(error) => return Err(io_at(&path)(error)),
-        };
+        host.archive = archive.map(Arc::new);
+        host.images = images;
         let mut machine = Self::shell(config, &state.plugged_memory(), host)?;
-        let mut state = state;
         let ranges = std::mem::take(&mut state.memory);
-        let memory = directory.join(vmm_snapshot::MEMORY);
+        let memory = folder.path.join(vmm_snapshot::MEMORY);
         if source == MemorySource::OnDemand {
             let on_loss = OnLoss {
                 report: Box::new(move |lost| events.send(MachineEvent::MemoryLost(lost))),
@@ -255,6 +289,7 @@ impl Machine {
         }
         machine.restore_devices(config, &mut state)?;
         machine.devices.set_archive(None);
+        machine.devices.close_images();
         let contents = (source == MemorySource::Copy).then(|| Contents {
             path: memory,
             ranges,
@@ -264,6 +299,7 @@ impl Machine {
             contents,
             state,
             clock,
+            _alone: folder.alone,
         };
         Ok((machine, rest))
     }
@@ -365,6 +401,15 @@ impl Machine {
         // Last, because it may raise an interrupt.
         self.platform.restore(state.platform)
     }
+}
+
+/// Reads the configuration of a snapshot.
+fn saved_config(directory: &Path) -> Result<Box<VmConfig>, MachineError> {
+    /// Upper limit; larger configurations are refused.
+    const MAX_BYTES: u64 = 16 << 20;
+    let path = directory.join(vmm_snapshot::CONFIG);
+    let text = regular_file::read(&path, Links::Refuse, MAX_BYTES).map_err(io_at(&path))?;
+    serde_json::from_slice(&text).map_err(|error| io_at(&path)(error.into()))
 }
 
 /// The host's clock: nanoseconds since 1970.

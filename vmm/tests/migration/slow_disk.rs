@@ -257,6 +257,56 @@ fn the_api_answers_while_a_vm_is_restored_from_a_disk_that_does_not() {
 }
 
 #[test]
+fn the_api_answers_while_files_of_a_vm_that_is_restored_cannot_be_opened() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let images = dir.path().join("images");
+    fs::create_dir(&images).unwrap();
+    let image = images.join("disk");
+    File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+    let disk = format!("path={},image_type=raw", image.display());
+    let mut first = Vmm::counting(dir.path(), "size=64M", &["--disk", &disk]);
+    let snapshot = dir.path().join("snapshot");
+    assert!(first.ctl(&["pause"]).status.success());
+    let saved = first.ctl(&["snapshot", snapshot.to_str().unwrap()]);
+    assert!(saved.status.success(), "{}{}", said(&saved), first.said());
+    first.kill();
+    let from = format!("source_url=file://{}", snapshot.display());
+    for (folder, what) in [
+        (&snapshot, "its configuration"),
+        (&images, "its state and its disks"),
+    ] {
+        let Some(mut held) = Held::new(folder) else {
+            return;
+        };
+        let name = folder.file_name().unwrap().to_str().unwrap();
+        let mut vmm = Vmm::start(dir.path(), &format!("of {name}"), &[]);
+        let restoring = start(&vmm, &["restore", &from]);
+        let waits = held.waits();
+        for command in ["ping", "metrics"] {
+            let answer = vmm.ctl(&[command]);
+            assert!(answer.status.success(), "{command}: {}", said(&answer));
+        }
+        let answer = said(&vmm.ctl(&["info"]));
+        let waits_for = format!("is being restored, and waits for {what}");
+        assert!(answer.contains(&waits_for), "{answer}");
+        let cancelled = vmm.ctl(&["cancel-migration"]);
+        assert!(cancelled.status.success(), "{}", said(&cancelled));
+        let answer = said(&restoring.wait_with_output().unwrap());
+        assert!(answer.contains("cancelled"), "{answer}");
+        held.allow(waits);
+        drop(held);
+        // The thread of the first attempt may have the image for a moment.
+        vmm.until("it is restored", |vmm| {
+            vmm.ctl(&["restore", &from]).status.success()
+        });
+        vmm.kill();
+    }
+}
+
+#[test]
 fn a_core_dump_that_is_cancelled_leaves_no_file() {
     if !has_kvm() {
         return;

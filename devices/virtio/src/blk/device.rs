@@ -2,7 +2,6 @@
 
 use std::{
     io,
-    os::unix::fs::MetadataExt,
     sync::{
         Arc,
         atomic::{AtomicUsize, Ordering},
@@ -205,6 +204,15 @@ pub struct Blk {
 impl Blk {
     /// Opens and locks the image, and prepares I/O on it.
     pub fn new(options: Options, spawner: Arc<dyn ThreadSpawner>) -> Result<Self, Error> {
+        Self::with(Disk::open(&options.disk)?, options, spawner)
+    }
+
+    /// Prepares I/O on an image that was opened as the options say.
+    pub fn with(
+        disk: Disk,
+        options: Options,
+        spawner: Arc<dyn ThreadSpawner>,
+    ) -> Result<Self, Error> {
         let (num_queues, queue_size) = (options.num_queues, options.queue_size);
         if !(1..=256).contains(&num_queues) {
             return Err(Error::NumQueues(num_queues));
@@ -218,10 +226,9 @@ impl Blk {
                 .get_mut(queue as usize)
                 .ok_or(Error::Affinity { queue, num_queues })? = cpus;
         }
-        let disk = Disk::open(&options.disk)?;
         let id = match &options.serial {
             Some(serial) => padded(serial),
-            None => padded(&default_serial(&disk)),
+            None => padded(disk.default_serial()),
         };
         let read_only = options.disk.read_only;
         let mut blk = Self {
@@ -505,12 +512,4 @@ fn padded(serial: &str) -> [u8; ID_LEN] {
     let count = serial.len().min(ID_LEN);
     id[..count].copy_from_slice(&serial.as_bytes()[..count]);
     id
-}
-
-/// A default serial number that stays the same for the same image. It is empty if the image's path
-/// can no longer be examined.
-fn default_serial(disk: &Disk) -> String {
-    std::fs::metadata(disk.path())
-        .map(|of| format!("{}{}{}", of.dev(), of.rdev(), of.ino()))
-        .unwrap_or_default()
 }

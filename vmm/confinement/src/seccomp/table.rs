@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 20] = [
+pub const ROLES: [ThreadRole; 21] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -29,6 +29,7 @@ pub const ROLES: [ThreadRole; 20] = [
     ThreadRole::Migration,
     ThreadRole::Lane,
     ThreadRole::Snapshot,
+    ThreadRole::Restore,
 ];
 
 /// Rust's and libc's own needs on any thread: memory, locks, time, logging, leaving.
@@ -277,6 +278,26 @@ const SNAPSHOT: &[i64] = &[
     libc::SYS_unlink,
 ];
 
+/// Reads the files of a snapshot, and opens, locks and mends disk images.
+const RESTORE: &[i64] = &[
+    libc::SYS_fallocate,
+    libc::SYS_fcntl,
+    libc::SYS_fdatasync,
+    libc::SYS_flock,
+    libc::SYS_fstat,
+    libc::SYS_fstatfs,
+    libc::SYS_fsync,
+    libc::SYS_ftruncate,
+    libc::SYS_lseek,
+    libc::SYS_mincore,
+    libc::SYS_newfstatat,
+    libc::SYS_openat,
+    libc::SYS_pread64,
+    libc::SYS_preadv,
+    libc::SYS_pwrite64,
+    libc::SYS_pwritev,
+];
+
 /// The control thread opens, places and removes what the others use.
 const VMM: &[i64] = &[
     libc::SYS_access,
@@ -362,6 +383,8 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
     const UFFD: u8 = 0xaa;
     /// `GATE_*` (vmfunc-gate/module/gate.h).
     const GATE: u8 = 0xb7;
+    /// `BLK*`: sizes of a block device.
+    const BLOCK: u8 = 0x12;
     match role {
         // What a guest's process asks of the gate is about the vCPU that executes it.
         ThreadRole::Vcpu => &[KVM, VFIO, GATE],
@@ -372,6 +395,7 @@ fn ioctl_types(role: ThreadRole) -> &'static [u8] {
         // Memory is mapped for physical devices: what is plugged, and what the guest's IOMMU says.
         ThreadRole::Memory | ThreadRole::Iommu | ThreadRole::Reset => &[VFIO],
         ThreadRole::PageFault => &[UFFD],
+        ThreadRole::Restore => &[BLOCK],
         _ => &[],
     }
 }
@@ -424,6 +448,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Migration => MIGRATION,
         ThreadRole::Lane => LANE,
         ThreadRole::Snapshot => SNAPSHOT,
+        ThreadRole::Restore => RESTORE,
         ThreadRole::Net | ThreadRole::Rng | ThreadRole::Iommu => CLOSES,
     }
 }

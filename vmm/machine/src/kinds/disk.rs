@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex};
 
 use devices::{
-    disk,
+    disk::DiskOptions,
     rate_limiter::{RateLimiter, RateLimiterConfig},
     virtio::blk::{self, SharedRateLimiter},
 };
@@ -21,23 +21,10 @@ impl DeviceKind for DiskConfig {
     const NAME: &'static str = "disk";
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
-        let Some(path) = self.path.clone() else {
-            return Err(DeviceError::Invalid("a disk needs a path".to_owned()));
-        };
+        let image = image(self, surroundings.arriving)?;
         let options = blk::Options {
             thread_name: thread_name(Self::NAME, id),
-            disk: disk::DiskOptions {
-                path,
-                read_only: self.readonly,
-                direct: self.direct,
-                image_type: self.image_type,
-                logical_block: self.logical_block_size,
-                backing_files: self.backing_files,
-                sparse: self.sparse,
-                lock_granularity: self.lock_granularity,
-                lock_later: surroundings.arriving,
-                io_uring: true,
-            },
+            disk: image,
             num_queues: self.num_queues,
             queue_size: self.queue_size,
             serial: self.serial.clone(),
@@ -49,7 +36,11 @@ impl DeviceKind for DiskConfig {
                 .map(|affinity| (affinity.queue_index, affinity.host_cpus.clone()))
                 .collect(),
         };
-        let disk = blk::Blk::new(options, Arc::clone(&surroundings.spawner));
+        let spawner = Arc::clone(&surroundings.spawner);
+        let disk = match surroundings.images.take(id) {
+            Some(opened) => blk::Blk::with(opened, options, spawner),
+            None => blk::Blk::new(options, spawner),
+        };
         let disk = disk.map_err(DeviceError::of)?;
         let handle = Handle::Disk(disk.handle());
         Ok(Made {
@@ -57,6 +48,25 @@ impl DeviceKind for DiskConfig {
             handle,
         })
     }
+}
+
+/// How the image of a disk is opened.
+pub fn image(disk: &DiskConfig, lock_later: bool) -> Result<DiskOptions, DeviceError> {
+    let Some(path) = disk.path.clone() else {
+        return Err(DeviceError::Invalid("a disk needs a path".to_owned()));
+    };
+    Ok(DiskOptions {
+        path,
+        read_only: disk.readonly,
+        direct: disk.direct,
+        image_type: disk.image_type,
+        logical_block: disk.logical_block_size,
+        backing_files: disk.backing_files,
+        sparse: disk.sparse,
+        lock_granularity: disk.lock_granularity,
+        lock_later,
+        io_uring: true,
+    })
 }
 
 fn limiter(
