@@ -220,9 +220,12 @@ impl Control {
     }
 
     /// Cancels writing, because the machine is replaced. If the files are about to replace older ones, waits until they
-    /// have: the client is told that they did.
+    /// have: the client is told that they did. A disk that is resized goes on, and the end of the machine waits for it.
     pub(super) fn abandon_writing(&mut self) {
-        self.give_up_writing(Duration::ZERO);
+        if !matches!(&self.migrations.job, Job::Writing(job) if job.operation == Operation::ResizeDisk)
+        {
+            self.give_up_writing(Duration::ZERO);
+        }
     }
 
     /// Cancels writing, because the process ends, and waits until the thread has removed what it wrote; or, if it is
@@ -240,13 +243,14 @@ impl Control {
                 return;
             }
         };
-        let written = match job.writing.cancel() {
+        let written = match job.operation {
+            Operation::ResizeDisk => job.ended.recv_timeout(patience).ok(),
             // A timeout is as good as the end: a cancelled snapshot never takes another one's place.
-            true => {
+            _ if job.writing.cancel() => {
                 let _ = job.ended.recv_timeout(patience);
                 None
             }
-            false => job.ended.recv().ok(),
+            _ => job.ended.recv().ok(),
         };
         match written {
             Some(written) => self.answer(job, written),
@@ -288,6 +292,33 @@ mod tests {
             answer_to_sealed(give_up, false).unwrap();
             let error = answer_to_sealed(give_up, true).unwrap_err().to_string();
             assert!(error.contains("disk is full"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_disk_that_grows_is_answered_for_though_its_machine_is_reset_or_the_process_ends() {
+        for ends in [false, true] {
+            let mut control = control();
+            let (sender, answer) = mpsc::channel();
+            let reply = Reply::new(move |answer| sender.send(answer).unwrap());
+            let (go, goes) = mpsc::channel();
+            let work = move |_: &Writing| {
+                goes.recv().unwrap();
+                Ok(())
+            };
+            control.write(Operation::ResizeDisk, 0, None, work, reply);
+            control.abandon_writing();
+            assert!(answer.try_recv().is_err(), "it is not over");
+            go.send(()).unwrap();
+            if ends {
+                control.end_writing();
+            }
+            loop {
+                match answer.recv_timeout(Duration::from_millis(1)) {
+                    Ok(answer) => break drop(answer.unwrap()),
+                    Err(_) => control.migration_work(),
+                }
+            }
         }
     }
 
