@@ -92,6 +92,12 @@ pub trait VirtioDevice: Send {
     /// Features offered: the device's own, `VIRTIO_F_VERSION_1` and the ring features.
     fn features(&self) -> u64;
 
+    /// Features that the driver of a saved device may have although they are not offered here: requests that need them
+    /// are answered as unsupported.
+    fn refused_features(&self) -> u64 {
+        0
+    }
+
     /// Reads the device-specific configuration at `offset`. Bytes beyond its end read as zero.
     fn read_config(&self, offset: u64, data: &mut [u8]);
 

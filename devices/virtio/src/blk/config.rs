@@ -14,6 +14,13 @@ use virtio_bindings::bindings::{
 /// Length of the configuration space in bytes.
 const LEN: usize = 60;
 
+/// Offset of `blk_size`.
+const BLOCK: usize = 20;
+/// Offset of `physical_block_exp`: the physical block is 2^this logical ones.
+const EXPONENT: usize = 24;
+/// Offset of `min_io_size`.
+const MIN_IO: usize = 26;
+
 /// Offset of `writeback`, the only field that the driver writes.
 pub const WRITEBACK: u64 = 32;
 
@@ -61,7 +68,6 @@ impl Config {
     /// The configuration of `disk`.
     pub fn new(disk: &Disk, num_queues: u16, queue_size: u16) -> Self {
         let geometry = disk.geometry();
-        let blocks_per_physical = geometry.physical_block / geometry.logical_block;
         let discard_alignment = u64::from(geometry.physical_block) / SECTOR;
         let mut config = Self { bytes: [0; LEN] };
         // seg_max: all but header and status, in case the driver uses no indirect descriptors.
@@ -69,12 +75,7 @@ impl Config {
             12,
             &u32::from(queue_size - 2).min(MAX_SEGMENTS).to_le_bytes(),
         );
-        config.put(20, &geometry.logical_block.to_le_bytes());
-        // Both are powers of two, so the exponent fits.
-        config.put(24, &[blocks_per_physical.trailing_zeros() as u8]);
-        // min_io_size in logical blocks.
-        let min_io = u16::try_from(blocks_per_physical).unwrap_or(1);
-        config.put(26, &min_io.to_le_bytes());
+        config.set_blocks(geometry.logical_block, geometry.physical_block);
         config.put(34, &num_queues.to_le_bytes());
         if disk.can_discard() {
             config.put(36, &MAX_RANGE.to_le_bytes());
@@ -87,6 +88,30 @@ impl Config {
             config.put(56, &[u8::from(disk.can_discard())]);
         }
         config
+    }
+
+    /// Size of a block in bytes.
+    pub fn block(&self) -> u32 {
+        let mut size = [0; 4];
+        size.copy_from_slice(&self.bytes[BLOCK..BLOCK + 4]);
+        u32::from_le_bytes(size)
+    }
+
+    /// Has the guest go on with larger blocks, of a power of two in bytes.
+    pub fn set_block(&mut self, size: u32) {
+        let physical = self.block() << self.bytes[EXPONENT];
+        self.set_blocks(size, physical.max(size));
+    }
+
+    /// Sets the sizes of blocks, both powers of two in bytes.
+    fn set_blocks(&mut self, logical: u32, physical: u32) {
+        let logical_per_physical = physical / logical;
+        self.put(BLOCK, &logical.to_le_bytes());
+        // The exponent fits.
+        self.put(EXPONENT, &[logical_per_physical.trailing_zeros() as u8]);
+        // In logical blocks.
+        let min_io = u16::try_from(logical_per_physical).unwrap_or(1);
+        self.put(MIN_IO, &min_io.to_le_bytes());
     }
 
     fn put(&mut self, at: usize, value: &[u8]) {

@@ -19,7 +19,10 @@ use device_model::{
 use disk::{AsyncIo, Disk, DiskError, DiskOptions, SECTOR, Scope};
 use serde::{Deserialize, Serialize};
 use virtio_bindings::bindings::{
-    virtio_blk::{VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_FLUSH},
+    virtio_blk::{
+        VIRTIO_BLK_F_CONFIG_WCE, VIRTIO_BLK_F_DISCARD, VIRTIO_BLK_F_FLUSH,
+        VIRTIO_BLK_F_WRITE_ZEROES,
+    },
     virtio_ring::VIRTIO_RING_F_EVENT_IDX,
 };
 use virtio_queue::QueueT;
@@ -36,6 +39,9 @@ const TYPE: DeviceType = DeviceType {
     name: "disk",
     class: 0x01_8000,
 };
+
+/// Largest size of a block in bytes.
+const MAX_BLOCK: u32 = 65536;
 
 /// Maximum number of requests in flight per queue, however long the queue is.
 const MAX_DEPTH: u16 = 1024;
@@ -93,6 +99,9 @@ pub struct State {
     pub capacity: u64,
     /// Write-back caching is enabled.
     pub writeback: bool,
+    /// Size in bytes of a block as the guest knows it. States that were saved before it was told do not have it.
+    #[serde(default)]
+    pub block: Option<u32>,
 }
 
 /// Work of another thread on the image: it grows, or its tables are written.
@@ -366,6 +375,10 @@ impl VirtioDevice for Blk {
         self.features
     }
 
+    fn refused_features(&self) -> u64 {
+        1 << VIRTIO_BLK_F_DISCARD | 1 << VIRTIO_BLK_F_WRITE_ZEROES
+    }
+
     fn read_config(&self, offset: u64, data: &mut [u8]) {
         let (capacity, writeback) = (self.shared.capacity(), self.shared.is_writeback());
         self.config.read(capacity, writeback, offset, data);
@@ -483,6 +496,7 @@ impl VirtioDevice for Blk {
         Ok(serde_json::to_value(State {
             capacity: self.shared.capacity(),
             writeback: self.shared.is_writeback(),
+            block: Some(self.config.block()),
         })?)
     }
 
@@ -495,6 +509,18 @@ impl VirtioDevice for Blk {
                 state.capacity,
                 self.shared.path.display()
             )));
+        }
+        if let Some(block) = state.block {
+            let here = self.config.block();
+            // Larger ones consist of whole ones of this image.
+            if block < here || !block.is_power_of_two() || block > MAX_BLOCK {
+                return Err(StateError::Mismatch(format!(
+                    "the guest uses blocks of {block} bytes, and the image {} has blocks of {here}: use \
+                     logical_block_size={block}, without direct=on if its storage needs larger ones",
+                    self.shared.path.display()
+                )));
+            }
+            self.config.set_block(block);
         }
         self.shared.set_capacity(state.capacity);
         self.shared.set_writeback(state.writeback);

@@ -839,7 +839,8 @@ impl Registers {
         expect(state.device_type == kind, "another type of device")?;
         let queues = state.queues.len() == self.queues.len();
         expect(queues, "another number of queues")?;
-        let features = state.driver_features & !self.offered() == 0;
+        let known = self.offered() | self.device.refused_features();
+        let features = state.driver_features & !known == 0;
         let negotiated = state.status & status::FEATURES_OK != 0;
         expect(
             features || !negotiated,

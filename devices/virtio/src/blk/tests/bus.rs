@@ -5,8 +5,11 @@ use std::sync::atomic::Ordering;
 use pci::testing::Rig;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
+use virtio_bindings::bindings::virtio_blk::VIRTIO_BLK_F_DISCARD;
+
 use super::{DATA, HEADER, IN, Image, NEXT, STATUS, WRITE, new_blk, pattern, wait_for};
 use crate::{
+    blk::config::has,
     device::VirtioDevice,
     pci::VirtioPciFunction,
     testing::{VirtioDriver, resources},
@@ -59,4 +62,39 @@ fn a_driver_on_the_bus_reads_the_disk_and_reads_it_again_after_a_reset() {
         let at = 512 * sector as usize;
         assert_eq!(data[..], pattern(64)[at..at + 512]);
     }
+}
+
+#[test]
+fn a_driver_that_discards_goes_on_where_nothing_is_given_back() {
+    let image = Image::raw(&pattern(64));
+    let plug = |rig: &Rig, sparse| {
+        let mut options = image.options();
+        options.disk.sparse = sparse;
+        let blk = new_blk(options).unwrap();
+        let features = blk.features();
+        let function = VirtioPciFunction::new(Box::new(blk), resources(rig)).unwrap();
+        (rig.plug(function), features)
+    };
+    let rig = Rig::new();
+    let (bdf, features) = plug(&rig, true);
+    if !has(features, VIRTIO_BLK_F_DISCARD) {
+        return println!("skipped: this file system cannot punch holes");
+    }
+    let driver = VirtioDriver::new(&rig, bdf);
+    assert!(driver.negotiate(features));
+    driver.enable_msix(2);
+    driver.enable_queue(0, 16, QUEUE);
+    driver.start();
+    let function = rig.segment.function(bdf).unwrap();
+    function.lock().unwrap().pause().unwrap();
+    let state = function.lock().unwrap().save().unwrap();
+    drop((function, rig));
+    let target = Rig::new();
+    let (bdf, here) = plug(&target, false);
+    assert!(!has(here, VIRTIO_BLK_F_DISCARD));
+    target.segment.restore(bdf, state.clone()).unwrap();
+    // Of what it never had, nothing is taken up.
+    let mut forged = state;
+    *forged.pointer_mut("/transport/driver_features").unwrap() = (features | 1).into();
+    target.segment.restore(bdf, forged).unwrap_err();
 }

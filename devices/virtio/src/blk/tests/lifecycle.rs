@@ -3,12 +3,16 @@
 use std::{sync::atomic::Ordering, time::Duration};
 
 use device_model::lifecycle::StateError;
+use serde_json::json;
 
 use super::{
     DATA, GET_ID, HEADER, IN, Image, OUT, Rig, STATUS, WRITE, grow, new_blk, on_both_engines,
     pattern, rings, wait_for,
 };
-use crate::{blk::State, device::VirtioDevice};
+use crate::{
+    blk::{Blk, State},
+    device::VirtioDevice,
+};
 
 #[test]
 fn a_disk_is_not_quiet_while_it_grows() {
@@ -132,6 +136,7 @@ fn the_saved_state_is_checked_against_the_image() {
         let state = State {
             capacity,
             writeback: true,
+            block: None,
         };
         let error = blk.restore(serde_json::to_value(state).unwrap());
         assert!(matches!(error, Err(StateError::Mismatch(_))), "{capacity}");
@@ -140,6 +145,43 @@ fn the_saved_state_is_checked_against_the_image() {
         let error = blk.restore(serde_json::from_str(text).unwrap());
         assert!(matches!(error, Err(StateError::Format(_))), "{text}");
     }
+}
+
+#[test]
+fn a_guest_keeps_the_blocks_that_it_knows() {
+    let image = Image::raw(&pattern(64));
+    let with = |size| {
+        let mut options = image.options();
+        options.disk.logical_block = Some(size);
+        new_blk(options).unwrap()
+    };
+    let saved = |blk: Blk| blk.save().unwrap();
+    let large = saved(with(4096));
+    let mut small = with(512);
+    small.restore(large.clone()).unwrap();
+    let mut seen = [0; 8];
+    small.read_config(20, &mut seen);
+    assert_eq!(seen[..4], 4096_u32.to_le_bytes());
+    // The physical block is of one logical block.
+    assert_eq!(seen[4..], [0, 0, 1, 0]);
+    assert_eq!(saved(small), large);
+    let small = saved(with(512));
+    let mut blk = with(4096);
+    let error = blk.restore(small).unwrap_err().to_string();
+    assert!(error.contains("use logical_block_size=512"), "{error}");
+    // Snapshots of earlier versions do not say it.
+    let capacity = 64 * 512;
+    for (block, is_valid) in [
+        (json!(null), true),
+        (json!(0), false),
+        (json!(4097), false),
+        (json!(1 << 17), false),
+    ] {
+        let state = json!({"capacity": capacity, "writeback": true, "block": block});
+        assert_eq!(blk.restore(state).is_ok(), is_valid, "{block}");
+    }
+    blk.restore(json!({"capacity": capacity, "writeback": true}))
+        .unwrap();
 }
 
 #[test]
