@@ -110,24 +110,39 @@ pub fn is_of(context: u64, device: CUdevice) -> bool {
     DEVICES.lock_unpoisoned().contains(&(context, device))
 }
 
-/// Waits for the work of all contexts, before host memory that any of them may use is given up. Returns the error of the
-/// current one: those of the others are not the caller's.
-///
-/// # Errors
-/// The driver's.
-pub fn wait_for_all(link: &Link, current: u32) -> Outcome {
+/// How the work of all contexts is, as far as it was there when it was waited for.
+#[derive(Debug)]
+pub enum Waited {
+    /// Done, or failed, with the error of the current context: those of the others are not the caller's.
+    Done(Outcome),
+    /// Streams are being captured, beside which not all work can be waited for.
+    Captured,
+}
+
+/// Waits for the work of all contexts, before host memory that any of them may use is given up. Leaves captures valid.
+pub fn wait_for_all(link: &Link, current: u32) -> Waited {
     let others: Vec<u32> = DEVICES
         .lock_unpoisoned()
         .iter()
         .filter_map(|(context, _)| handles::valid(Kind::Context, *context).ok())
         .filter(|context| *context != current)
         .collect();
-    let waited = link.ask(&ContextSynchronize { context: current });
+    let ask = |context| {
+        link.ask(&ContextSynchronize {
+            context,
+            spares_captures: true,
+        })
+    };
+    let waited = ask(current);
+    let mut is_captured = waited == Err(codes::NOT_READY);
     for context in others {
         // It may have been destroyed meanwhile.
-        let _ = link.ask(&ContextSynchronize { context });
+        is_captured |= ask(context) == Err(codes::NOT_READY);
     }
-    exact(link, current, 0, waited)
+    match is_captured {
+        true => Waited::Captured,
+        false => Waited::Done(exact(link, current, 0, waited)),
+    }
 }
 
 /// Runs a call with another context being current.
@@ -335,6 +350,6 @@ entry_points! {
         if !capture::captures() && signals::wait(link, context, None) {
             return Ok(());
         }
-        exact(link, context, 0, link.ask(&ContextSynchronize { context }))
+        exact(link, context, 0, link.ask(&ContextSynchronize { context, spares_captures: false }))
     }
 }

@@ -9,11 +9,12 @@ use cuda_definition::driver::types::*;
 use remoting_proto::apis::cuda::{Kind, calls::Pin, codes};
 
 use crate::{
-    context, device,
+    context::{self, Waited},
+    device,
     entry::{Outcome, connected, entry_points, put},
     handles,
     link::Link,
-    memory::{What, find},
+    memory::{Known, What, find},
 };
 
 /// All flags that exist: `CU_MEMHOSTALLOC_PORTABLE` and the like.
@@ -99,11 +100,27 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
     Ok(at as u64)
 }
 
-/// Frees pinned memory that nothing uses any more.
-pub fn give_back(link: &Link, at: u64) {
-    let Some(known) = link.state.memory.lock_unpoisoned().remove(at) else {
-        return;
-    };
+/// Gives up pinned memory when nothing uses it any more. Beside captures, that is not certain: it stays reserved until
+/// more is given up.
+///
+/// # Errors
+/// The driver's, of earlier work: it is not this memory's fault.
+pub fn give_up(link: &Link, context: u32, at: u64) -> Outcome {
+    let waited = context::wait_for_all(link, context);
+    let known = link.state.memory.lock_unpoisoned().remove(at);
+    let mut kept = link.state.kept.lock_unpoisoned();
+    kept.extend(known);
+    match waited {
+        Waited::Done(outcome) => {
+            kept.drain(..).for_each(|known| free(link, known));
+            outcome
+        }
+        Waited::Captured => Ok(()),
+    }
+}
+
+fn free(link: &Link, known: Known) {
+    let at = known.start;
     match link.window.offset_of(at as *const u8, known.size) {
         Some(offset) => link.free(offset, known.size),
         // SAFETY: mapped with this length, given up, and no longer in any list.
@@ -111,7 +128,7 @@ pub fn give_back(link: &Link, at: u64) {
     }
 }
 
-fn host(link: &Link, at: u64) -> Outcome<crate::memory::Known> {
+fn host(link: &Link, at: u64) -> Outcome<Known> {
     let hosts = |what| matches!(what, What::Host | What::Managed | What::Registered);
     let known = find(link, at).filter(|known| hosts(known.what));
     known.ok_or(codes::INVALID_VALUE)
@@ -144,10 +161,8 @@ entry_points! {
         if known.start != p as u64 || known.what != What::Host {
             return Err(codes::INVALID_VALUE);
         }
-        // Copies may be in flight. An earlier error is not this memory's fault.
-        let waited = context::wait_for_all(link, context);
-        give_back(link, known.start);
-        waited
+        // Copies may be in flight.
+        give_up(link, context, known.start)
     }
 
     // Copies of registered memory pass through the window, in stream order.
@@ -178,7 +193,11 @@ entry_points! {
         // Copies may be in flight, and the program frees the memory next. An earlier error is not this memory's fault.
         let waited = context::wait_for_all(link, context);
         link.state.memory.lock_unpoisoned().remove(p as u64);
-        waited
+        match waited {
+            Waited::Done(outcome) => outcome,
+            // Of its copies, those in default streams alone were not waited for.
+            Waited::Captured => Ok(()),
+        }
     }
 
     fn cuMemHostGetDevicePointer_v2(pdptr: *mut CUdeviceptr, p: *mut c_void, Flags: c_uint) {

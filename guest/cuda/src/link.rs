@@ -19,7 +19,11 @@ use remoting_proto::{
     wire::messages::{Call, PRINTED, StageId},
 };
 
-use crate::{idle, launch::Kernel, memory::Memory};
+use crate::{
+    idle,
+    launch::Kernel,
+    memory::{Known, Memory},
+};
 
 /// CUDA, for the core of all drivers.
 #[derive(Debug)]
@@ -33,6 +37,8 @@ pub type Link = gantry_client::Link<Cuda>;
 pub struct State {
     /// The kinds of addresses.
     pub memory: Mutex<Memory>,
+    /// Pinned memory that was given up while streams were captured: work may still use it.
+    pub kept: Mutex<Vec<Known>>,
     /// Kernels that have been launched, by number.
     pub kernels: RwLock<HashMap<u32, Arc<Kernel>>>,
 }

@@ -297,9 +297,7 @@ entry_points! {
         }
         let known = find(link, dptr).filter(|known| known.start == dptr).ok_or(codes::INVALID_VALUE)?;
         if known.what == What::Managed {
-            let waited = context::wait_for_all(link, context);
-            host_memory::give_back(link, known.start);
-            return waited;
+            return host_memory::give_up(link, context, known.start);
         }
         freed(link, &known, || link.ask(&Free { context, address: dptr, stream: None }))
     }

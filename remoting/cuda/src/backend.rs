@@ -831,7 +831,7 @@ impl Server {
             Request::Clusters(call) => answered!(&call, clusters),
             Request::HostFunction(call) => answered!(&call, host_function),
             Request::StreamSynchronize(call) => self.stream_synchronize(header, &call)?,
-            Request::ContextSynchronize(call) => self.context_synchronize(header, call.context)?,
+            Request::ContextSynchronize(call) => self.context_synchronize(header, &call)?,
             Request::EventSynchronize(call) => self.event_synchronize(header, &call)?,
             Request::Signal(call) => match self.signal(&call) {
                 Ok(()) => self.answer(header, &Ok(()))?,

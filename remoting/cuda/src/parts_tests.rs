@@ -751,6 +751,10 @@ fn a_stage_is_used_though_another_stream_gets_its_streams_number() {
     word.store(1, Ordering::SeqCst);
     // Only this tells when the work of the first stream has ended.
     let header = testing::posted(ContextSynchronize::OPCODE);
-    copier.server.context_synchronize(header, context).unwrap();
+    let call = ContextSynchronize {
+        context,
+        spares_captures: false,
+    };
+    copier.server.context_synchronize(header, &call).unwrap();
     assert_eq!(copier.released(), [(StageId(1), false)]);
 }

@@ -4,7 +4,7 @@ use cuda_definition::driver::types::{CUevent, CUstream};
 use remoting_proto::{
     apis::cuda::{
         Kind,
-        calls::{EventSynchronize, Request, Side, StreamSynchronize},
+        calls::{ContextSynchronize, EventSynchronize, Request, Side, StreamSynchronize},
         codes,
     },
     wire::{Flags, Header, messages::StageId},
@@ -140,12 +140,26 @@ impl Server {
         self.conclude(header, call.context, None, Ok(submitted))
     }
 
-    pub(super) fn context_synchronize(&mut self, header: Header, context: u32) -> Result<(), Gone> {
+    pub(super) fn context_synchronize(
+        &mut self,
+        header: Header,
+        call: &ContextSynchronize,
+    ) -> Result<(), Gone> {
+        let context = call.context;
         let raw = match self.enter(context) {
             Ok(0) => return self.answer(header, &Err::<(), i32>(codes::INVALID_CONTEXT)),
             Ok(raw) => raw,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
+        if call.spares_captures && self.backend.captures.is_any() {
+            return match self.work_beside_captures(context, raw) {
+                Ok(fences) => {
+                    self.answer_later(header, fences, false, codes::NOT_READY);
+                    Ok(())
+                }
+                Err(code) => self.answer(header, &Err::<(), i32>(code)),
+            };
+        }
         if self.is_left_to_driver(context) || self.stays(header) {
             let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
             if waited.is_ok() {
@@ -173,7 +187,11 @@ impl Server {
 
     /// Whether the driver waits in this request for a context, with this thread.
     pub(super) fn synchronizes_here(&self, request: &Request) -> bool {
-        matches!(request, Request::ContextSynchronize(call) if self.is_left_to_driver(call.context))
+        let Request::ContextSynchronize(call) = request else {
+            return false;
+        };
+        let spares = call.spares_captures && self.backend.captures.is_any();
+        !spares && self.is_left_to_driver(call.context)
     }
 
     /// Records that a stream is about to be destroyed while its work continues.
@@ -192,13 +210,31 @@ impl Server {
         }
     }
 
+    /// The streams of a context that the client has made.
+    fn streams_of(&self, context: u32) -> impl Iterator<Item = usize> {
+        let of_context =
+            move |object: &&Object| object.kind == Kind::Stream && object.context == context;
+        let objects = self.backend.objects.iter().map(|(_, object)| object);
+        objects.filter(of_context).map(|object| object.raw)
+    }
+
     /// Fences behind all submitted work of a context, each with a reference.
     fn all_work(&self, context: u32, raw: usize) -> Result<Vec<Fence>, i32> {
-        let of_context = |object: &Object| object.kind == Kind::Stream && object.context == context;
-        let streams = self.backend.objects.iter();
-        let streams = streams.filter(|(_, object)| of_context(object));
         // The legacy stream, for work that was submitted to no stream.
-        let streams = streams.map(|(_, object)| object.raw).chain([0]);
+        self.work_in(raw, self.streams_of(context).chain([0]))
+    }
+
+    /// The same, without what fences might invalidate captures of: streams that are captured, and default streams.
+    fn work_beside_captures(&self, context: u32, raw: usize) -> Result<Vec<Fence>, i32> {
+        let streams = self.streams_of(context);
+        self.work_in(
+            raw,
+            streams.filter(|stream| *stream > 2 && !self.is_captured(*stream)),
+        )
+    }
+
+    /// Fences behind the submitted work of streams of a context, each with a reference.
+    fn work_in(&self, raw: usize, streams: impl Iterator<Item = usize>) -> Result<Vec<Fence>, i32> {
         let api = &self.backend.api;
         let mut fences = Vec::new();
         for stream in streams {

@@ -199,7 +199,10 @@ fn work_that_is_left_is_not_waited_for_while_a_function_is_due() {
         worker.post_forwarded("cuStreamDestroy_v2", &[left.into()]);
         assert!(worker.server.backend.left.contains(&context));
         worker.call_function();
-        let request = Request::ContextSynchronize(ContextSynchronize { context });
+        let request = Request::ContextSynchronize(ContextSynchronize {
+            context,
+            spares_captures: false,
+        });
         let waits = worker.ask(ContextSynchronize::OPCODE, request);
         assert_eq!(worker.answered(), None);
         let stream = worker.stream.into();

@@ -349,6 +349,44 @@ fn a_capture_that_has_become_invalid_gives_the_places_of_its_copies_back() {
 }
 
 #[test]
+fn memory_that_is_freed_beside_a_capture_stays_reserved_and_the_capture_valid() {
+    let _context = context();
+    // More than half of the window of 2 GiB: two have no room.
+    let large = 1200 << 20;
+    let allocate = || {
+        let mut at = null_mut();
+        (cuda!(cuMemHostAlloc(&mut at, large, 0)), at)
+    };
+    let first = stream();
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let mut graph = null_mut();
+    let (_, at) = allocate();
+    let mut registered = vec![0u8; 1 << 20];
+    let registered = registered.as_mut_ptr().cast();
+    ok!(cuMemHostRegister_v2(registered, 1 << 20, 0));
+    ok!(cuStreamBeginCapture_v2(first, mode));
+    ok!(cuMemFreeHost(at));
+    ok!(cuMemHostUnregister(registered));
+    assert_eq!(
+        cuda!(cuMemFreeHost(at)),
+        CUresult::CUDA_ERROR_INVALID_VALUE,
+        "it is not the program's any more"
+    );
+    assert_eq!(allocate().0, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
+    ok!(cuStreamEndCapture(first, &mut graph));
+    assert!(!graph.is_null());
+    ok!(cuGraphDestroy(graph));
+    // With the next, it is free.
+    let mut small = null_mut();
+    ok!(cuMemHostAlloc(&mut small, 4096, 0));
+    ok!(cuMemFreeHost(small));
+    let (allocated, at) = allocate();
+    assert_eq!(allocated, CUresult::CUDA_SUCCESS);
+    ok!(cuMemFreeHost(at));
+    ok!(cuStreamDestroy_v2(first));
+}
+
+#[test]
 fn a_captured_copy_of_memory_that_is_not_pinned_is_one_node_of_any_size() {
     let _context = context();
     // What copies go through is known to the driver in parts from here on.

@@ -311,7 +311,12 @@ fn a_context_is_waited_for_with_the_work_of_streams_that_are_gone() {
         until.store(1, Ordering::SeqCst);
     });
     let context = client.context;
-    client.ask(&ContextSynchronize { context }).unwrap();
+    client
+        .ask(&ContextSynchronize {
+            context,
+            spares_captures: false,
+        })
+        .unwrap();
     assert_eq!(until.load(Ordering::SeqCst), 1);
     ends.join().unwrap();
     assert_eq!(client.signal(None, 2), (2, 0));

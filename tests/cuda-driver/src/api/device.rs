@@ -314,7 +314,7 @@ entry_points! {
     }
 
     fn cuCtxSynchronize() {
-        context::current()?.synchronize()
+        context::current()?.wait_for_all()
     }
 
     // The caches are the CPU's, so the setting has no effect.

@@ -214,6 +214,8 @@ entry_points! {
         context::initialised()?;
         let stream = objects::stream(hStream)?;
         objects::remove(stream.handle);
+        // No graph comes of its capture.
+        *capture(&stream) = None;
         // Work already queued is still done.
         stream.close();
         Ok(())

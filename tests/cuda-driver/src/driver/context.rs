@@ -247,6 +247,19 @@ impl Context {
         self.check()
     }
 
+    /// Waits for all work in the context, as the program asks. A capture of one of its streams does not allow that.
+    pub fn wait_for_all(&self) -> Answer {
+        let streams = self.streams();
+        for stream in streams.all.iter().filter_map(Weak::upgrade) {
+            let capture = stream.capture.lock();
+            if let Some(graph) = &*capture.unwrap_or_else(PoisonError::into_inner) {
+                return graph.refuse();
+            }
+        }
+        drop(streams);
+        self.synchronize()
+    }
+
     /// Waits for all work in the context.
     pub fn synchronize(&self) -> Answer {
         let streams: Vec<_> = self

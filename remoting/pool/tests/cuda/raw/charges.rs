@@ -28,7 +28,12 @@ fn what_a_launch_leaves_allocated_is_charged_until_it_is_freed() {
         graph: executable,
     };
     client.ask(&launch).unwrap();
-    client.ask(&ContextSynchronize { context }).unwrap();
+    client
+        .ask(&ContextSynchronize {
+            context,
+            spares_captures: false,
+        })
+        .unwrap();
     for (symbol, object) in [
         ("cuGraphExecDestroy", executable),
         ("cuGraphDestroy", graph),
@@ -319,7 +324,12 @@ fn the_graph_of_a_capture_that_fails_goes_with_it() {
         assert_eq!(client.ask(&read), Err(codes::INVALID_VALUE));
         // Nothing is being captured any more.
         let context = client.context;
-        client.ask(&ContextSynchronize { context }).unwrap();
+        client
+            .ask(&ContextSynchronize {
+                context,
+                spares_captures: false,
+            })
+            .unwrap();
         let other = client.stream();
         assert_eq!(client.signal(Some(other), 5), (5, 0));
     }

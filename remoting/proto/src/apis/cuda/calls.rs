@@ -293,7 +293,13 @@ calls! {
     /// Waits for a stream.
     33 StreamSynchronize { /** The current context. */ context: u32, /** Which. */ stream: u32, } -> ();
     /// Waits for all streams of a context.
-    34 ContextSynchronize { /** The current context. */ context: u32, } -> ();
+    34 ContextSynchronize {
+        /// The current context.
+        context: u32,
+        /// Beside captures, waits for streams that are not captured, as far as this leaves the captures valid, and
+        /// answers `NOT_READY`. Otherwise the driver decides what happens to the captures.
+        spares_captures: bool,
+    } -> ();
     /// Waits for an event.
     35 EventSynchronize { /** The current context. */ context: u32, /** Which. */ event: u32, } -> ();
     /// Has the client call a function of its own in the order of a stream, which goes on when the
