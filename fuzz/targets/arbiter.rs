@@ -24,7 +24,7 @@ use gpu_mediator::{
 };
 use libfuzzer_sys::fuzz_target;
 use remoting_transport::socket;
-use remoting_turns::message::{Join, Word};
+use remoting_turns::message::{First, Join, Word};
 
 /// Number of processes that workers can have at a time, and number of connections.
 const PROCESSES: usize = 3;
@@ -100,14 +100,15 @@ fn act(input: &mut Input, path: &PathBuf, peers: &mut Vec<Peer>) {
             let weight = u32::from(input.u8());
             let sliced = which & 8 != 0;
             let name = ["a", "b", "\u{e9}"][which % 3].to_owned();
-            let _ = (&peer.stream).write_all(
-                &Join {
+            let first = match which & 16 {
+                0 => First::Worker(Join {
                     name,
                     weight,
                     sliced,
-                }
-                .to_bytes(),
-            );
+                }),
+                _ => First::Trial(name),
+            };
+            let _ = (&peer.stream).write_all(&first.to_bytes());
         }
         168..184 => {
             let length = usize::from(input.u8());

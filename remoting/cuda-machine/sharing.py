@@ -1,10 +1,11 @@
 """Shares and tails of PyTorch programs that share a GPU, by policy: sharing.py OUT FOLDER POLICY[,POLICY...]
 
 FOLDER has what pack.sh puts there, and gantry-arbiter; results are written to OUT/sharing.txt. Each program (sharer.py) has a pool of
-its own, whose weight is the last digit of its name. All programs wait while others are measured. SECONDS in the environment: for how
+its own, whose weight is the digit in its name. All programs wait while others are measured. SECONDS in the environment: for how
 long each mix is measured (5)."""
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -17,8 +18,17 @@ seconds = float(os.environ.get("SECONDS", "5"))
 work = tempfile.mkdtemp()
 guest = folder + "/guest"
 begin = time.monotonic()
-PROGRAMS = ["train1", "decode1", "decode2", "train3", "hog3", "hog1"]
-MIXES = [["train1", "train3"], ["decode1", "train3"], ["decode1", "hog3"], ["hog1", "hog3"], ["train1", "decode2", "hog3"]]
+PROGRAMS = ["train1", "decode1", "decode2", "train3", "hog3", "hog1", "train2", "train2b", "train3b", "train4"]
+MIXES = [["train1", "train3"], ["decode1", "train3"], ["decode1", "hog3"], ["hog1", "hog3"], ["train1", "decode2", "hog3"],
+         ["train1", "train2", "train2b", "train3", "train3b", "train4"]]
+
+
+def kind(name):
+    return re.match("[a-z]+", name)[0]
+
+
+def weight(name):
+    return re.search("[0-9]", name)[0]
 
 
 def say(*words):
@@ -57,7 +67,7 @@ class Program:
     def __init__(self, name, way):
         environment = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", GANTRY_CUDA=way, LD_PRELOAD=preload)
         self.process = subprocess.Popen(
-            [sys.executable, here + "/sharer.py", name[:-1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+            [sys.executable, here + "/sharer.py", kind(name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=open(f"{out}/errors-{name}.txt", "a"), text=True, env=environment)
 
     def ready(self):
@@ -108,7 +118,7 @@ for policy in policies:
     for name in [*PROGRAMS, "endless1"]:
         servers.append(subprocess.Popen(
             [folder + "/gantry-accel", "serve", "--api", "cuda", "--socket", f"{place}/{name}", "--cache", work + "/cache",
-             "--library", driver, "--arbiter", arbiter, "--name", name, "--weight", name[-1], *libraries]
+             "--library", driver, "--arbiter", arbiter, "--name", name, "--weight", weight(name), *libraries]
             + [word for path in readable for word in ("--readable", path)],
             stderr=open(f"{out}/pool-{policy}-{name}.txt", "a")))
         wait_for(f"{place}/{name}")
@@ -119,12 +129,12 @@ for policy in policies:
     alone = {}
     for name in ["train1", "decode1", "hog3"]:
         results, used = measure(programs, [name], 2, arbiter)
-        alone[name[:-1]] = (results[name]["rate"], used[name] / 2)
+        alone[kind(name)] = (results[name]["rate"], used[name] / 2)
         say(policy, "alone", name, results[name], "device", round(used[name] / 2, 3))
     for names in MIXES:
         results, used = measure(programs, names, seconds, arbiter)
-        parts = [results[name]["rate"] / alone[name[:-1]][0] for name in names]
-        device = [part * alone[name[:-1]][1] for part, name in zip(parts, names)]
+        parts = [results[name]["rate"] / alone[kind(name)][0] for name in names]
+        device = [part * alone[kind(name)][1] for part, name in zip(parts, names)]
         rounded = [[round(value, 3) for value in values]
                    for values in (parts, [one / (sum(device) or 1) for one in device],
                                   [used[name] / (sum(used.values()) or 1) for name in names])]

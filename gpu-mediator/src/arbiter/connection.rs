@@ -16,7 +16,7 @@ use remoting_transport::{
     socket,
 };
 use remoting_turns::{
-    message::{self, JOIN, Join, Refused, Word},
+    message::{self, First, JOIN, Join, Refused, Word},
     page::{Account, Grant, Mode, Page, claim},
     presence::Presence,
 };
@@ -154,10 +154,19 @@ impl Newcomer {
         }
     }
 
-    /// Returns the worker and its message, once that is complete.
-    pub fn join(self) -> Result<(Worker, Join), Error> {
-        let bytes: [u8; JOIN] = self.bytes.try_into().map_err(|_| Error::Ended)?;
-        let join = Join::from_bytes(&bytes)?;
+    /// Its message, once that is complete.
+    pub fn first(&self) -> Result<First, Error> {
+        let bytes: &[u8; JOIN] = self.bytes.as_slice().try_into().map_err(|_| Error::Ended)?;
+        Ok(First::from_bytes(bytes)?)
+    }
+
+    /// The connection, of what is no worker.
+    pub fn into_stream(self) -> Connection {
+        self.stream
+    }
+
+    /// Makes a worker of it.
+    pub fn into_worker(self) -> Result<Worker, Error> {
         let (grant, grant_file) = Page::<Grant>::create()?;
         let (account, account_file) = Page::<Account>::create()?;
         // The worker may only read its grants.
@@ -167,13 +176,12 @@ impl Newcomer {
                 .send_with_fd([0u8].as_slice(), file.as_raw_fd())
                 .map_err(|error| io::Error::from_raw_os_error(error.errno()))?;
         }
-        let worker = Worker {
+        Ok(Worker {
             stream: self.stream,
             process: self.process.ok_or(Error::Process)?,
             grant,
             account,
-        };
-        Ok((worker, join))
+        })
     }
 }
 

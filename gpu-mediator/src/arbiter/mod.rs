@@ -15,10 +15,12 @@
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`show`]: the status for readers.
+//! - [`trials`]: pools that try the device's time slices.
 
 pub mod connection;
 mod show;
 mod slicing;
+mod trials;
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -35,8 +37,9 @@ use std::{
 use base::{limits::Limit, poll};
 use connection::{Newcomer, Worker};
 use remoting_transport::closer::Closer;
-use remoting_turns::message::Word;
+use remoting_turns::message::{First, Word};
 use slicing::{Reported, Slicing};
+use trials::Trials;
 
 use crate::{
     Expected, Moment, Slice,
@@ -195,6 +198,7 @@ pub struct Arbiter {
     deaf: Option<Moment>,
     closer: Closer,
     slicing: Slicing,
+    trials: Trials,
 }
 
 /// Opens a socket that only this user can reach.
@@ -235,6 +239,7 @@ impl Arbiter {
             deaf: None,
             closer: Closer::default(),
             slicing: Slicing::default(),
+            trials: Trials::default(),
         })
     }
 
@@ -281,6 +286,7 @@ impl Arbiter {
         self.end_pause(Moment::now());
         self.dispatch();
         self.give_up(Moment::now());
+        self.trials.step(&ready, Moment::now());
         Ok(())
     }
 
@@ -303,6 +309,7 @@ impl Arbiter {
                 let words = (!member.dying).then(|| member.worker.fd());
                 [words.unwrap_or(-1), member.worker.end()]
             }))
+            .chain(self.trials.fds())
             .map(|fd| libc::pollfd {
                 fd,
                 events: libc::POLLIN,
@@ -318,7 +325,10 @@ impl Arbiter {
         let newcomers = self.newcomers.iter().map(Newcomer::since).min();
         let silent = newcomers.map(|since| left(since + INTRODUCTION));
         let review = self.slicing.next().map(left);
-        let times = [ask, pause, overdue, deaf, tick, silent, review, patience];
+        let trial = self.trials.due().map(left);
+        let times = [
+            ask, pause, overdue, deaf, tick, silent, review, trial, patience,
+        ];
         let patience = times.into_iter().flatten().min();
         poll::poll(&mut polled, patience)?;
         let ready = polled.into_iter().filter(|entry| entry.revents != 0);
@@ -407,10 +417,18 @@ impl Arbiter {
     }
 
     fn join(&mut self, newcomer: Newcomer) -> Result<(), Refused> {
+        let join = match newcomer.first()? {
+            First::Worker(join) => join,
+            First::Trial(device) => {
+                let slices = self.policy == Name::Ledger;
+                self.trials.ask(newcomer.into_stream(), device, slices);
+                return Ok(());
+            }
+        };
         if self.members.len() >= MOST {
             return Err(Refused::Many);
         }
-        let (worker, join) = newcomer.join()?;
+        let worker = newcomer.into_worker()?;
         let weight = Weight::try_from(join.weight)?;
         // A client without workers may come back with a different weight.
         self.forget(|vm| vm.name == join.name && vm.weight != weight);

@@ -131,7 +131,7 @@ impl Arbiter {
                 member.worker.share(mode);
             }
         }
-        if !self.members.is_empty() {
+        if self.members.values().any(|member| member.sliced) {
             log::info!(
                 "{}",
                 match slices {

@@ -9,7 +9,7 @@ use std::{
 };
 
 use remoting_turns::{
-    message::{self, Join},
+    message::{self, First, Join},
     page::{Grant, Page, claim},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -773,4 +773,94 @@ fn what_runs_when_turns_begin_is_limited_as_what_is_left_of_a_turn() {
     arranged.arbiter.share_by_slices(before);
     let member = &arranged.arbiter.members[&1];
     assert!(member.over.is_some() && member.behind >= before);
+}
+
+/// What a pool has been answered; `None` if nothing yet.
+fn answered(mut stream: &UnixStream) -> Option<u8> {
+    stream.set_nonblocking(true).unwrap();
+    let mut byte = [0];
+    stream.read_exact(&mut byte).ok().map(|()| byte[0])
+}
+
+#[test]
+fn one_pool_at_a_time_tries_and_what_works_is_known_to_the_others() {
+    let mut arranged = arrange("trials", &[]);
+    let path = arranged.folder.join("socket");
+    let trial = |device: &str| First::Trial(device.to_owned()).to_bytes();
+    // Turns need no trial.
+    arranged.connect(&path, &trial("one"));
+    assert_eq!(answered(&arranged.workers[0].0), Some(b'n'));
+    arranged.arbiter.policy = Name::Ledger;
+    for device in ["one", "one", "one", "one", "two"] {
+        arranged.connect(&path, &trial(device));
+    }
+    assert!(arranged.arbiter.members.is_empty());
+    let step = |arranged: &mut Arranged, now| {
+        let fds = arranged.arbiter.trials.fds();
+        let mut polled: Vec<_> = fds
+            .map(|fd| libc::pollfd {
+                fd,
+                events: libc::POLLIN,
+                revents: 0,
+            })
+            .collect();
+        poll::poll(&mut polled, Some(Duration::ZERO)).unwrap();
+        polled.retain(|entry| entry.revents != 0);
+        let ready: Vec<i32> = polled.into_iter().map(|entry| entry.fd).collect();
+        arranged.arbiter.trials.step(&ready, now);
+    };
+    let answers = |arranged: &Arranged| -> Vec<Option<u8>> {
+        let pools = arranged.workers[1..].iter();
+        pools.map(|(stream, _)| answered(stream)).collect()
+    };
+    let now = Moment::now();
+    step(&mut arranged, now);
+    assert_eq!(answers(&arranged), [Some(b't'), None, None, None, None]);
+    step(&mut arranged, now + remoting_turns::trial::LONGEST / 2);
+    assert_eq!(answers(&arranged), [None; 5]);
+    // What does not work is tried by the next one.
+    (&arranged.workers[1].0).write_all(b"f").unwrap();
+    step(&mut arranged, now);
+    assert_eq!(answers(&arranged), [None, Some(b't'), None, None, None]);
+    // One that lasts too long is not waited for, and what it says then counts no more.
+    let now = now + remoting_turns::trial::LONGEST;
+    step(&mut arranged, now);
+    assert_eq!(answers(&arranged), [None, None, Some(b't'), None, None]);
+    let _ = (&arranged.workers[2].0).write_all(b"w");
+    step(&mut arranged, now);
+    assert_eq!(answers(&arranged), [None; 5]);
+    // One that ends leaves the trial to the next.
+    let (pool, _) = &arranged.workers[3];
+    pool.shutdown(std::net::Shutdown::Both).unwrap();
+    step(&mut arranged, now);
+    assert_eq!(answers(&arranged)[3..], [Some(b't'), None]);
+    (&arranged.workers[4].0).write_all(b"w").unwrap();
+    arranged.connect(&path, &trial("one"));
+    step(&mut arranged, now);
+    // Another device is tried, too.
+    assert_eq!(answers(&arranged)[4..], [Some(b't'), None]);
+    (&arranged.workers[5].0).write_all(b"f").unwrap();
+    step(&mut arranged, now);
+    assert_eq!(answers(&arranged)[5..], [Some(b'k')]);
+    assert_eq!(arranged.arbiter.trials.fds().count(), 0);
+}
+
+#[test]
+fn a_pool_is_answered_by_the_step_that_reads_what_it_asks() {
+    use remoting_turns::trial::{Answer, ask};
+
+    let mut arranged = arrange("trial-step", &[]);
+    arranged.arbiter.policy = Name::Ledger;
+    let path = arranged.folder.join("socket");
+    let pool = std::thread::spawn(move || {
+        let (answer, turn) = ask(&path, "one").unwrap();
+        assert_eq!(answer, Answer::Try);
+        turn.end(true).unwrap();
+        ask(&path, "one").unwrap().0
+    });
+    while !pool.is_finished() {
+        let patience = Some(Duration::from_millis(10));
+        arranged.arbiter.step(patience).unwrap();
+    }
+    assert_eq!(pool.join().unwrap(), Answer::Known);
 }

@@ -28,9 +28,9 @@ struct Arguments {
     /// folder of gantry-exporter.
     #[arg(long, value_name = "PATH")]
     metrics_socket: Option<PathBuf>,
-    /// Policy by which clients get the device: in turns by fair, band, fair-preemptive, credit or fifo; or by ledger, which sets
-    /// the GPU's time slices where all workers can, for clients that trust each other, and gives turns as fair otherwise.
-    #[arg(long, default_value = "fair", value_name = "NAME")]
+    /// Policy by which clients get the device: ledger, which sets the GPU's time slices where all workers can, and gives turns
+    /// as fair otherwise; or in turns, by fair, band, fair-preemptive, credit or fifo.
+    #[arg(long, default_value = "ledger", value_name = "NAME")]
     policy: Name,
     /// Maximum time in milliseconds for which one request may have the device; a worker that
     /// exceeds it is killed. 0 means no limit, so a single client can keep the device forever.

@@ -94,9 +94,6 @@ pub struct Options {
     /// Workers set the time slices of their contexts as the arbiter says: the pool has tried whether that works.
     #[arg(long, hide = true)]
     pub sliced: bool,
-    /// Their use is read from the GPU's record of context switches: the pool has tried that, too.
-    #[arg(long, hide = true, requires = "sliced")]
-    pub metered: bool,
     /// Whose this machine's own applications are: those of one name share one part of the device.
     /// Applications in guests are their virtual machine's.
     #[arg(long, value_name = "NAME")]

@@ -218,9 +218,10 @@ pub fn run(
     let mut options = options.clone();
     let limit = options.compiler_cache.0;
     let _open = limit.and_then(|_| keep(&mut options));
-    if options.arbiter.is_some() && options.apis.contains(&ApiId::Cuda) {
-        let works = slices::work(program, &options, &cache.folder);
-        (options.sliced, options.metered) = (works.slices, works.record);
+    if let Some(arbiter) = &options.arbiter
+        && options.apis.contains(&ApiId::Cuda)
+    {
+        options.sliced = slices::work(program, &options, &cache.folder, arbiter);
     }
     let kept = limit.zip(options.compiled.clone());
     let kept = kept.map(|(limit, folder)| (folder, limit));

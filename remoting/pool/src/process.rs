@@ -762,8 +762,7 @@ fn share<B: Backend>(
     let sliced = options.sliced && B::Api::ID == ApiId::Cuda;
     let slices = sliced.then(timeslice::of_this_process).transpose();
     let slices = slices.map_err(Error::Slices)?;
-    let shared = |gate| timeslice::Shared::new(gate, options.metered);
-    let slices = slices.map(|gate| Box::new(shared(gate)) as Box<dyn Slices>);
+    let slices = slices.map(|gate| Box::new(timeslice::Shared::new(gate)) as Box<dyn Slices>);
     let join = Join {
         name,
         weight,

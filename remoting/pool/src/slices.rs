@@ -1,6 +1,8 @@
 //! Whether time slices and stops of the GPU's driver do what they say: tried by two processes, confined as workers are.
 
 use std::{
+    fs,
+    hash::{DefaultHasher, Hash, Hasher},
     io::{self, BufRead, BufReader, Write},
     os::unix::process::CommandExt,
     path::Path,
@@ -14,6 +16,7 @@ use remoting_cuda::timeslice::{
     trial::{self, Command, Grid},
 };
 use remoting_proto::wire::api::ApiId;
+use remoting_turns::trial::{self as pools, Answer};
 
 use super::{
     compiled, drivers,
@@ -172,50 +175,51 @@ impl Process {
     }
 }
 
-/// What of a GPU's time slices works.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Works {
-    /// Slices and stops.
-    pub slices: bool,
-    /// The record of context switches tells who has used the GPU for how long.
-    pub record: bool,
+/// Whether slices and stops of the GPU's driver, and its record of context switches, do what they say: as the arbiter knows from
+/// another pool, or tried, as far as a second of it shows. `folder` is the pool's own.
+pub(super) fn work(program: &Path, options: &Options, folder: &Path, arbiter: &Path) -> bool {
+    if timeslice::of_this_process().is_err() {
+        return false;
+    }
+    let turn = match pools::ask(arbiter, &device(options)) {
+        Ok((Answer::Unneeded, _)) => return false,
+        Ok((Answer::Known, _)) => return true,
+        Ok((Answer::Try, turn)) => Some(turn),
+        // Other pools may try meanwhile, and then none may find that it works.
+        Err(_) => None,
+    };
+    let works = tried(program, options, folder);
+    if let Some(turn) = turn {
+        // If the arbiter has ended, the next one asks the next pool.
+        let _ = turn.end(works);
+    }
+    works
 }
 
-/// Whether slices and stops of the GPU's driver do what they say, as far as a second of it shows. `folder` is the pool's own.
-pub(super) fn work(program: &Path, options: &Options, folder: &Path) -> Works {
-    if timeslice::of_this_process().is_err() {
-        return Works::default();
-    }
+/// What a trial is of: the driver, and the GPUs among which it is the first one.
+fn device(options: &Options) -> String {
+    let mut hasher = DefaultHasher::new();
+    fs::read("/proc/driver/nvidia/version")
+        .unwrap_or_default()
+        .hash(&mut hasher);
+    options.library(ApiId::Cuda).hash(&mut hasher);
+    options.devices.to_string().hash(&mut hasher);
+    env!("CARGO_PKG_VERSION").hash(&mut hasher);
+    format!("{:016x}", hasher.finish())
+}
+
+fn tried(program: &Path, options: &Options, folder: &Path) -> bool {
     let why = match work_now(program, options, folder) {
-        Ok(Ok(record)) => {
-            if let Err(found) = &record {
-                base::note!(
-                    "gantry-accel: use of the GPU is measured by the usual length of commands, as its record of \
-                     context switches does not tell it: {found}"
-                );
-            }
-            return Works {
-                slices: true,
-                record: record.is_ok(),
-            };
-        }
+        Ok(Ok(())) => return true,
         Ok(Err(why)) => why,
         Err(error) => base::Chain(&error).to_string(),
     };
     base::note!("gantry-accel: workers take turns, as time slices of the GPU do not work: {why}");
-    Works::default()
+    false
 }
 
-/// Whether the record of context switches tells who has used the GPU, or what it has instead.
-type Record = Result<(), String>;
-
-/// Returns what does not work, or whether the record of context switches does.
-fn work_now(
-    program: &Path,
-    options: &Options,
-    folder: &Path,
-) -> Result<Result<Record, String>, Error> {
-    let mut record = Ok(());
+/// Returns what does not work.
+fn work_now(program: &Path, options: &Options, folder: &Path) -> Result<Result<(), String>, Error> {
     let mut one = Process::start(program, options, folder, 1)?;
     let mut other = Process::start(program, options, folder, 2)?;
     for slices in [SLICES, [SLICES[1], SLICES[0]]] {
@@ -229,13 +233,13 @@ fn work_now(
             )));
         }
         if !shared.is_recorded() {
-            record = Err(format!(
-                "{} rounds of a kernel in {}, {} in {}",
+            return Ok(Err(format!(
+                "the record of context switches has {} rounds of a kernel in {}, {} in {}",
                 did[0],
                 shared.recorded(0),
                 did[1],
                 shared.recorded(1)
-            ));
+            )));
         }
     }
     one.tell(Command::Spin(Grid::Full))?;
@@ -245,7 +249,7 @@ fn work_now(
     let went_on = one.rounds(|_| pause(PART / 4))?;
     one.tell(Command::End)?;
     Ok(match stood == Some(0) && went_on > Some(0) {
-        true => Ok(record),
+        true => Ok(()),
         false => Err("a stopped kernel does not stand still, or does not go on".to_owned()),
     })
 }

@@ -325,9 +325,6 @@ fn describe(
     if options.sliced {
         command.arg("--sliced");
     }
-    if options.metered {
-        command.arg("--metered");
-    }
     if standby {
         command.arg("--standby");
     }

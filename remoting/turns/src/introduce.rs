@@ -56,6 +56,17 @@ pub fn introduce_self(program: &'static str, join: &Join, path: PathBuf) -> io::
     Ok(ours)
 }
 
+/// A handle of the process with this number.
+pub(super) fn handle_of(process: u32) -> io::Result<OwnedFd> {
+    // SAFETY: no pointers.
+    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor was just made and has no other owner.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
+}
+
 /// Starts a thread that introduces this process whenever it asks.
 fn serve(
     program: &'static str,
@@ -63,13 +74,7 @@ fn serve(
     control: UnixStream,
     path: PathBuf,
 ) -> io::Result<()> {
-    // SAFETY: no pointers.
-    let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
-    if fd < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: the descriptor was just made and has no other owner.
-    let process = unsafe { OwnedFd::from_raw_fd(fd as i32) };
+    let process = handle_of(process)?;
     thread::Builder::new()
         .name("introduce".to_owned())
         .spawn(move || {

@@ -1,4 +1,4 @@
-//! The messages between workers and the arbiter.
+//! The messages between workers, pools and the arbiter.
 
 use std::io::{self, Read, Write};
 
@@ -13,6 +13,8 @@ const SILENT: u32 = 1;
 pub const NAME: usize = 64;
 /// Size of [`Join`] in bytes.
 pub const JOIN: usize = 24 + NAME;
+/// Where its flags are.
+const FLAGS: usize = 16;
 
 /// Size of a [`hello`] in bytes.
 pub const HELLO: usize = 12;
@@ -71,6 +73,47 @@ pub struct Join {
     pub sliced: bool,
 }
 
+/// A first message.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum First {
+    /// A worker's.
+    Worker(Join),
+    /// A pool's that asks whether to try the time slices of the device with this name: see [`trial`](super::trial).
+    Trial(String),
+}
+
+/// Flags of a first message.
+const SLICED: u8 = 1;
+const TRIAL: u8 = 2;
+
+impl First {
+    /// The message as bytes; a longer name is truncated.
+    pub fn to_bytes(&self) -> [u8; JOIN] {
+        match self {
+            Self::Worker(join) => join.to_bytes(),
+            Self::Trial(device) => {
+                let join = Join {
+                    name: device.clone(),
+                    weight: 0,
+                    sliced: false,
+                };
+                let mut bytes = join.to_bytes();
+                bytes[FLAGS] = TRIAL;
+                bytes
+            }
+        }
+    }
+
+    /// Reads the message.
+    pub fn from_bytes(bytes: &[u8; JOIN]) -> Result<Self, Refused> {
+        let join = Join::from_bytes(bytes)?;
+        Ok(match bytes[FLAGS] & TRIAL {
+            0 => Self::Worker(join),
+            _ => Self::Trial(join.name),
+        })
+    }
+}
+
 /// Why a worker's first message is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refused {
@@ -97,7 +140,7 @@ impl Join {
         let mut bytes = [0; JOIN];
         bytes[..HELLO].copy_from_slice(&hello());
         bytes[12..16].copy_from_slice(&self.weight.to_le_bytes());
-        bytes[16] = self.sliced.into();
+        bytes[FLAGS] = if self.sliced { SLICED } else { 0 };
         let mut length = self.name.len().min(NAME);
         while !self.name.is_char_boundary(length) {
             length -= 1;
@@ -131,7 +174,7 @@ impl Join {
         Ok(Self {
             name: name.to_owned(),
             weight,
-            sliced: bytes[16] & 1 != 0,
+            sliced: bytes[FLAGS] & SLICED != 0,
         })
     }
 }
@@ -181,7 +224,10 @@ mod tests {
             weight: 7,
             sliced: true,
         };
-        assert_eq!(Join::from_bytes(&join.to_bytes()), Ok(join));
+        assert_eq!(Join::from_bytes(&join.to_bytes()), Ok(join.clone()));
+        for first in [First::Worker(join), First::Trial("GPU-1 é".to_owned())] {
+            assert_eq!(First::from_bytes(&first.to_bytes()), Ok(first));
+        }
     }
 
     #[test]

@@ -11,7 +11,7 @@ const STOPPED: Duration = Duration::from_millis(20);
 /// How often to look otherwise: whether there are new contexts.
 const RUNNING: Duration = Duration::from_millis(50);
 /// How often to report use where it is read from a record of the device's, while this client and others use it.
-const METERED: Duration = Duration::from_millis(20);
+const METERED: Duration = Duration::from_millis(10);
 
 /// What this process's contexts have had of the device, by a record of the device's own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -17,21 +17,19 @@ pub struct Shared<K: Kernel + 'static> {
     stopped: BTreeMap<Context, Stopped<K>>,
     /// The slices that were set.
     slices: BTreeMap<Context, Slice>,
-    switches: Option<Switches>,
+    switches: Switches,
     failing: Seldom,
 }
 
 impl<K: Kernel> Shared<K> {
-    /// Those of this gate's process. `metered` says that what they use is read from the record of context switches.
-    pub fn new(gate: &'static Gate<K>, metered: bool) -> Self {
-        if metered {
-            gate.number_channels();
-        }
+    /// Those of this gate's process.
+    pub fn new(gate: &'static Gate<K>) -> Self {
+        gate.number_channels();
         Self {
             gate,
             stopped: BTreeMap::new(),
             slices: BTreeMap::new(),
-            switches: metered.then(Switches::default),
+            switches: Switches::default(),
             failing: Seldom::new(),
         }
     }
@@ -99,16 +97,14 @@ impl<K: Kernel> Slices for Shared<K> {
     }
 
     fn used(&mut self) -> Option<Use> {
-        let switches = self.switches.as_mut()?;
         let contexts = self.gate.contexts().into_iter();
         let gpus: BTreeSet<u32> = contexts.filter_map(|one| self.gate.gpu(one)).collect();
-        switches.look(gpus, &self.gate.numbers()?)
+        let numbers = self.gate.numbers()?;
+        self.switches.look(gpus, &numbers)
     }
 
     fn end_use(&mut self) {
-        if let Some(switches) = &mut self.switches {
-            switches.end();
-        }
+        self.switches.end();
     }
 
     fn gpus(&self) -> u64 {

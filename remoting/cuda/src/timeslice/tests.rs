@@ -488,14 +488,10 @@ fn channels_keep_the_numbers_that_they_had() {
 }
 
 #[test]
-fn without_a_record_use_is_not_told() {
-    assert_eq!(Shared::new(gate(), false).used(), None);
-}
-
-#[test]
 fn all_contexts_of_a_worker_are_sliced_and_stopped_together() {
     let gate = gate();
-    let mut shared = Shared::new(gate, false);
+    let mut shared = Shared::new(gate);
+    gate.kernel.take();
     assert_eq!(shared.gpus(), 1 << GPU);
     let millis = Duration::from_millis;
     shared.set(millis(1));
