@@ -13,7 +13,7 @@ CMDLINE = (
     "noxsave zeroed_memory tsc=reliable no_timer_check initcall_blacklist=blake2s_mod_init "
     "clearcpuid=cx16,smap,smep,popcnt,fsgsbase,invpcid,pcid,umip,rdtscp,xsave,erms,fsrm "
     "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM:"
-    "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967295:glibc.malloc.arena_max=1"
+    "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967295:glibc.malloc.arena_max=1:glibc.malloc.top_pad=67108864"
 )
 
 

@@ -1,29 +1,45 @@
-"""PyTorch, imported once: each line of the input names what is then trained on the GPU. Prints losses.
-
-With --files FILE, the files that this process has opened or mapped are written there at its end: what a guest needs.
-"""
-import os
-import sys
+"""PyTorch, imported once: each line of the input names what is then trained on the GPU. Prints losses."""
 import time
 
-opened = set()
-if "--files" in sys.argv:
-    sys.addaudithook(lambda event, values: event == "open" and isinstance(values[0], str) and opened.add(values[0]))
+began = time.monotonic()
+
+import contextlib
+import ctypes
+import io
+import os
+import sys
 
 import torch
 import torch.nn.functional as F
 
 
+def note(text):
+    """Where the time goes."""
+    print(f"at {time.monotonic() - began:.1f} s: {text}", flush=True)
+
+
 def steps(model, loss_of, count=5):
+    note("the model is made")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     for _ in range(count):
         begin = time.monotonic()
         optimizer.zero_grad()
         loss = loss_of(model)
+        if not took:
+            note("forward")
         loss.backward()
+        if not took:
+            note("backward")
         optimizer.step()
-        print(f"loss {loss.item():.9f}")
+        print(f"loss {loss.item():.9f}", flush=True)
         took.append(time.monotonic() - begin)
+
+
+def perceptron(size=4096):
+    layers = [torch.nn.Linear(size, size), torch.nn.ReLU(), torch.nn.Linear(size, size), torch.nn.ReLU()]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(size, 10))
+    inputs, classes = torch.randn(64, size), torch.arange(64) % 10
+    steps(model, lambda model: F.cross_entropy(model(inputs), classes), 20)
 
 
 class Residual(torch.nn.Module):
@@ -84,49 +100,62 @@ class Gpt2(torch.nn.Module):
         return x @ self.words.weight.T
 
 
-def gpt2():
-    model = Gpt2()
-    text = torch.randint(0, 50257, (2, 257))
+def gpt2(words=50257, **more):
+    model = Gpt2(words, **more)
+    text = torch.randint(0, words, (2, 257))
 
     def loss(model):
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast("cuda", torch.bfloat16, enabled=text.is_cuda):
             scores = model(text[:, :-1])
         return F.cross_entropy(scores.float().flatten(0, 1), text[:, 1:].flatten())
 
     steps(model, loss)
 
 
-def digest():
-    """No GPU: the import has worked."""
-    print(f"sum {torch.arange(1000).sum().item()}")
+def warm():
+    """Brings what training needs besides the GPU: modules and libraries that are loaded at the first use."""
+    with torch.device("cpu"), contextlib.redirect_stdout(io.StringIO()):
+        perceptron(8)
+        gpt2(words=64, width=24, heads=2, blocks=1)
+        steps(Residual(3, 4, 2), lambda model: model(torch.randn(1, 3, 8, 8)).sum(), 1)
+    # cuDNN opens the rest of itself by name.
+    with open("/proc/self/maps") as maps:
+        paths = {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
+    for path in sorted(paths):
+        folder, name = os.path.split(path)
+        if name == "libcudnn.so.9":
+            for other in ("graph", "ops", "cnn", "heuristic", "engines_precompiled", "engines_runtime_compiled", "adv"):
+                ctypes.CDLL(os.path.join(folder, f"libcudnn_{other}.so.9"), ctypes.RTLD_GLOBAL)
 
 
 took = []
 
 
 def main():
+    global began
     torch.backends.cudnn.deterministic = True
     torch.backends.cudnn.benchmark = False
     torch.use_deterministic_algorithms(True, warn_only=True)
+    note("PyTorch is imported")
+    warm()
+    note("trained on the CPU")
     print("GUEST imported", flush=True)
     for line in sys.stdin:
         name = line.strip()
         if name == "end":
             break
-        begin = time.monotonic()
+        began = time.monotonic()
         took.clear()
-        print(f"GUEST begin {name}")
-        with torch.device("cpu" if name == "digest" else "cuda"):
+        print(f"GUEST begin {name}", flush=True)
+        with torch.device("cuda"):
+            torch.cuda.init()
+            note("the driver is initialized")
+            torch.zeros(1)
+            note("the GPU has computed")
             torch.manual_seed(1)
-            {"resnet18": resnet18, "gpt2": gpt2, "digest": digest}[name]()
-        steady = sorted(took)[len(took) // 2] if took else 0
-        print(f"GUEST done {name} {time.monotonic() - begin:.3f} {steady:.4f}", flush=True)
-    if "--files" in sys.argv:
-        files = opened | {module.__file__ for module in list(sys.modules.values()) if getattr(module, "__file__", None)}
-        with open("/proc/self/maps") as maps:
-            files |= {line.split(None, 5)[5].strip() for line in maps if line.count("/")}
-        with open(sys.argv[sys.argv.index("--files") + 1], "w") as file:
-            file.write("\n".join(sorted(path for path in files if os.path.isfile(path))) + "\n")
+            {"perceptron": perceptron, "resnet18": resnet18, "gpt2": gpt2}[name]()
+        steady = sorted(took)[len(took) // 2]
+        print(f"GUEST done {name} {time.monotonic() - began:.3f} {steady:.4f}", flush=True)
 
 
 main()

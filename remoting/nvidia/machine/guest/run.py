@@ -149,7 +149,7 @@ def programs(options):
             if line.strip() and not line.startswith("#"):
                 name, command = line.strip().split(" | ", 1)
                 listed[name] = command
-    only = options.only.split(",") if options.only else listed
+    only = listed if options.only is None else filter(None, options.only.split(","))
     return {name: listed[name] for name in only}
 
 
@@ -228,10 +228,12 @@ LEARNING = {
     "OPENBLAS_CORETYPE": "NEHALEM",
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",
+    # Its own allocator maps parts of a huge page.
+    "PYTHONMALLOC": "malloc",
 }
 # Programs that are run by API remoting, too.
 REMOTE = ("first", "figures")
-TRAINED = ("digest", "resnet18", "gpt2")
+TRAINED = ("perceptron", "gpt2", "resnet18")
 
 
 def losses(lines):
@@ -241,7 +243,7 @@ def losses(lines):
         words = line.split()
         if words[:2] == ["GUEST", "done"]:
             found[words[2]], taken = (taken, float(words[3]), float(words[4])), []
-        elif words and words[0] in ("loss", "sum"):
+        elif words and words[0] == "loss":
             taken.append(line)
     return found
 
@@ -285,32 +287,45 @@ def compare_remote(machine, table):
     return equal + ("the copies are right" in there)
 
 
-def learn(machine, seed, image, is_built, table):
+def follow(machine, guest, last):
+    """Prints what a guest says of its progress, until it prints a line that begins with `last`. Returns all lines."""
+    lines = []
+    while True:
+        before, match = guest.until(rf"{last}|GUEST code|at |loss ", machine.left() - 20)
+        lines += [*before, match.string]
+        if match[0] == last:
+            return lines
+        if match[0] == "GUEST code":
+            raise guests.Ended(f"the program of guest {guest.name} has ended: {lines[-5:]}")
+        note(f"{guest.name}: {match.string}")
+
+
+def learn(machine, seed, image, table):
     """PyTorch: imported in a guest without use of the GPU, which is saved then; what is trained, each in a VM restored from
     that, beside native."""
     script, listed = os.path.join(HERE, "learning.py"), machine.path("learning.files")
     text, environment = "\n".join([*TRAINED, "end"]) + "\n", {**os.environ, **LEARNING}
-    begin = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, script, "--files", listed], input=text, capture_output=True, text=True, env=environment
-    )
+    command = [sys.executable, "-u", os.path.join(HERE, "start.py"), "--list", listed, script]
+    done = subprocess.run(command, input=text, capture_output=True, text=True, env=environment)
+    with open(os.path.join(machine.out, "native", "learning"), "w") as file:
+        file.write(done.stdout + done.stderr)
     if done.returncode:
         raise OSError(f"PyTorch does not run natively: {done.stderr[-500:]}")
     native = losses(done.stdout.splitlines())
-    note(f"PyTorch has run natively in {time.monotonic() - begin:.1f} s")
-    while not is_built.wait(1):
-        if machine.left() < 0:
-            raise guests.Ended("the programs were not built")
+    note("PyTorch has run natively")
+    driver = machine.path("libraries")
+    os.makedirs(driver)
+    output("debugfs", "-R", f"rdump /lib {driver}", machine.path("driver.img"))
     disk = Disk()
-    python.add(disk, listed, machine.path("root"), machine.path("compiled"))
-    disk.add("/programs/learning.py", script)
+    python.add(disk, script, listed, machine.binaries, driver, machine.path("compiled"))
+    note("PyTorch's disk is to be written")
     disk.write(image, machine.binaries)
     note(f"PyTorch's disk of {disk.size() >> 20} MiB, {len(disk.entries)} files, is written")
     machine.boot(seed, lambda: None, "agent")
     words = " ".join(f"{name}={value}" for name, value in LEARNING.items())
     begin = time.monotonic()
-    seed.send(f"export {words}; stay {sys.executable} -u learning.py")
-    seed.until("GUEST imported", machine.left())
+    seed.send(f"export {words}; stay {sys.executable} -u start.py learning.py")
+    follow(machine, seed, "GUEST imported")
     imported = time.monotonic() - begin
     snapshot = machine.path("imported")
     saved = seed.save(snapshot)
@@ -323,9 +338,9 @@ def learn(machine, seed, image, is_built, table):
         try:
             guest, took = machine.restored("learning-" + name, snapshot)
             guest.send(name)
-            before, match = guest.until(r"GUEST done (\S+) (\S+) (\S+)", machine.left() - 20)
-            table[name] = (native[name], losses([*before, match[0]])[name])
-            note(f"{name}: {match[2]} s in the guest, restored in {took:.1f} s")
+            lines = follow(machine, guest, "GUEST done ")
+            table[name] = (native[name], losses(lines)[name])
+            note(f"{name}: {table[name][1][1]} s in the guest, restored in {took:.1f} s")
             done[name] = guest
         except (guests.Ended, OSError) as error:
             table[name] = (native[name], None)
@@ -352,7 +367,7 @@ def main():
     parser.add_argument("binaries")
     parser.add_argument("out")
     parser.add_argument("--seconds", type=int, default=540, help="after these, programs that still run are ended")
-    parser.add_argument("--only", help="programs of list.txt, joined by commas")
+    parser.add_argument("--only", help="programs of list.txt, joined by commas; empty: none")
     parser.add_argument("--at-a-time", type=int, default=14, help="VMs")
     parser.add_argument("--limit", type=int, default=400, help="seconds of a program in a guest")
     parser.add_argument("--memory", default="1G", help="of a guest")
@@ -372,23 +387,12 @@ def main():
         machine.close()
 
 
-def run(machine):
-    options, listed, root = machine.options, programs(machine.options), machine.path("root")
+def run_listed(machine, listed, native, remoted):
+    """Builds the programs of a list, and runs them natively and in guests. Returns what they did there."""
+    options, root = machine.options, machine.path("root")
     image = machine.disk("root.img", 8 << 30)
     seed = machine.seed("seed", image, options.memory)
-    native, done = {}, threading.Event()
-    trained, learner = {}, None
-    if options.learning:
-        big = machine.disk("python.img", 16 << 30)
-
-        def learning():
-            try:
-                learn(machine, machine.seed("learning", big, options.learning), big, done, trained)
-            except (guests.Ended, OSError) as error:
-                note(f"PyTorch: {error}")
-
-        learner = threading.Thread(target=learning, daemon=True)
-        learner.start()
+    done = threading.Event()
 
     def build():
         output(os.path.join(HERE, "make-root.sh"), machine.binaries, root)
@@ -411,7 +415,7 @@ def run(machine):
 
     builder = threading.Thread(target=build, daemon=True)
     builder.start()
-    remoted, remoter = {}, None
+    remoter = None
     if options.remote:
 
         def remoting():
@@ -423,7 +427,6 @@ def run(machine):
 
         remoter = threading.Thread(target=remoting, daemon=True)
         remoter.start()
-    before = used()
     machine.boot(seed, built)
     snapshot = machine.path("snapshot")
     note(f"paused and saved in {seed.save(snapshot):.1f} s: {output('du', '-sm', snapshot).split()[0]} MiB")
@@ -431,6 +434,26 @@ def run(machine):
     builder.join()
     if remoter:
         remoter.join()
+    return results
+
+
+def run(machine):
+    options, listed = machine.options, programs(machine.options)
+    native, remoted, trained, results = {}, {}, {}, {}
+    before, learner = used(), None
+    if options.learning:
+        big = machine.disk("python.img", 16 << 30)
+
+        def learning():
+            try:
+                learn(machine, machine.seed("learning", big, options.learning), big, trained)
+            except (guests.Ended, OSError) as error:
+                note(f"PyTorch: {error}")
+
+        learner = threading.Thread(target=learning, daemon=True)
+        learner.start()
+    if listed or options.remote:
+        results = run_listed(machine, listed, native, remoted)
     if learner:
         learner.join()
     equal, lines = 0, ["| program | result | native | guest | of that in the kernel | page faults |", "|---|---|---|---|---|---|"]
@@ -454,9 +477,10 @@ def run(machine):
         lines.append(f"| `{name}` | {result} | {took:.1f} s | {ran:.1f} s | {spent['system']:.1f} s | {spent['faults']} |")
     if options.remote:
         equal, could = equal + compare_remote(machine, remoted), could + len(REMOTE)
-    with open(os.path.join(machine.out, "programs.md"), "w") as file:
-        file.write("\n".join(lines) + "\n")
-    print("\n".join(lines))
+    if listed:
+        with open(os.path.join(machine.out, "programs.md"), "w") as file:
+            file.write("\n".join(lines) + "\n")
+        print("\n".join(lines))
     if options.learning:
         equal, could = equal + trains(trained, machine), could + len(TRAINED)
     print(f"{equal} of {could} that run natively are equal; kernel {machine.version}")
