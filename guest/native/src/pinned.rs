@@ -8,7 +8,8 @@
 //! Files of shared memory (`/dev/shm`) are not moved, as other processes have them, too: the file is lent to the worker.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, BufRead},
     ops::Range,
     os::{
         fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
@@ -237,9 +238,10 @@ impl SliceFile {
     }
 }
 
-/// The mappings of this process that lie in a range.
+/// The mappings of this process that lie in a range. The kernel writes the list while it is read, in the order of
+/// addresses: what comes after the range is not read, because a program may have thousands of mappings.
 fn mappings(start: usize, length: usize) -> io::Result<Vec<Found>> {
-    let text = fs::read_to_string("/proc/self/maps")?;
+    let list = io::BufReader::with_capacity(PAGE, fs::File::open("/proc/self/maps")?);
     let parse = |line: &str| {
         let mut words = line.splitn(6, ' ');
         let (from, to) = words.next()?.split_once('-')?;
@@ -258,10 +260,17 @@ fn mappings(start: usize, length: usize) -> io::Result<Vec<Found>> {
             path: words.next().unwrap_or_default().trim_start().to_owned(),
         })
     };
-    let found = text.lines().filter_map(parse);
-    Ok(found
-        .filter(|found| found.start < start + length && found.end > start)
-        .collect())
+    let mut all = Vec::new();
+    for line in list.lines() {
+        let Some(found) = parse(&line?) else { continue };
+        if found.start >= start + length {
+            break;
+        }
+        if found.end > start {
+            all.push(found);
+        }
+    }
+    Ok(all)
 }
 
 /// A descriptor's device and number, where it is a file that it can read and write.
