@@ -850,6 +850,8 @@ fn connect(operation: &mut Operation, address: u32, port: u16) -> Result<squeue:
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
 
     #[test]
@@ -858,5 +860,34 @@ mod tests {
         send_at_once(server.as_raw_fd());
         let _client = std::net::TcpStream::connect(server.local_addr().unwrap()).unwrap();
         assert!(server.accept().unwrap().0.nodelay().unwrap());
+    }
+
+    #[test]
+    fn a_file_that_an_entry_names_stays_open_until_the_kernel_has_taken_the_entry() {
+        let reach = Reach {
+            folder: None,
+            listen: Ipv4Addr::LOCALHOST,
+        };
+        let mut server = match Server::new(&reach) {
+            Ok(server) => server,
+            Err(error) => return println!("skipped: there is no io_uring: {error}"),
+        };
+        let (mut ours, theirs) = std::io::pipe().unwrap();
+        let descriptor = theirs.as_raw_fd();
+        let name = server.name(Handle::File(theirs.into())).unwrap();
+        // The kernel takes no more entries in this call after one that is wrong: there is nothing to limit.
+        let time = types::Timespec::new();
+        server.push(&opcode::LinkTimeout::new(&raw const time).build());
+        let text = b"x";
+        let write = opcode::Write::new(types::Fd(descriptor), text.as_ptr(), 1).build();
+        server.push(&write);
+        server.close(Name(name as u32)).unwrap();
+        assert_eq!(server.closing.len(), 1);
+        server.submit();
+        assert!(server.closing.is_empty());
+        // All of what was written before its end.
+        let mut read = String::new();
+        ours.read_to_string(&mut read).unwrap();
+        assert_eq!(read, "x");
     }
 }
