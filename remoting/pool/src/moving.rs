@@ -16,6 +16,7 @@ use remoting_transport::{
 use super::{
     log::Client,
     moves::{Asker, Departure, Event, Request, To, Way, Which},
+    place,
     pool::{Phase, Pool, Serving},
     worker::{self, New, Worker},
 };
@@ -322,16 +323,10 @@ impl Pool<'_> {
         let source = mem::replace(&mut serving.worker, destination.worker);
         serving.phase = Phase::Speaking;
         let (from, to) = (source.id(), serving.worker.id());
-        asker.tell(&match arrival.go() {
-            Ok(_) => format!("process {process} moved from worker {from} to {to}"),
-            Err(error) => {
-                // It waits for ever, if it lives. Its end is noticed as such.
-                serving.worker.kill();
-                format!(
-                    "error: process {process} {}",
-                    base::Chain(&NotMoved::Lost(error))
-                )
-            }
+        // Its end is noticed as such.
+        asker.tell(&match place::go(arrival, || serving.worker.kill()) {
+            Ok(()) => format!("process {process} moved from worker {from} to {to}"),
+            Err(lost) => format!("error: process {process} {}", base::Chain(&lost)),
         });
         let folder = &serving.worker.remains.folder.0;
         let number = serving.worker.number;

@@ -90,6 +90,17 @@ pub(super) fn carry_over(
     })
 }
 
+/// Has the worker serve to which an application has moved.
+///
+/// # Errors
+/// The application is lost. `end` is called to end the worker: it would wait for ever, if it lives.
+pub(super) fn go(arrival: Arrival<Destination>, end: impl FnOnce()) -> Result<(), NotMoved> {
+    arrival.go().map(drop).map_err(|error| {
+        end();
+        NotMoved::Lost(error)
+    })
+}
+
 /// Waits until a worker whose application stays serves it, if that does not take long.
 fn settled(source: &mut Source, why: Failure) -> NotMoved {
     match source.settle(&Patience::within(SOON)) {
@@ -137,6 +148,53 @@ mod tests {
     use remoting_transport::control::{receive, send};
 
     use super::*;
+
+    /// Answers all commands, until `last` was answered.
+    fn answers(channel: &UnixStream, last: fn(&Command) -> bool) {
+        while let Ok(Some((command, _))) = receive::<Command>(channel) {
+            let reply = match command {
+                Command::Describe() => Reply::Serves(Blob(Vec::new())),
+                _ => Reply::Done(),
+            };
+            if send(channel, &reply, &[]).is_err() || last(&command) {
+                return;
+            }
+        }
+    }
+
+    #[test]
+    fn a_worker_that_cannot_be_told_to_serve_is_ended() {
+        let [(to_source, source), (to_destination, destination)] =
+            [(), ()].map(|()| UnixStream::pair().unwrap());
+        thread::spawn(move || answers(&source, |command| *command == Command::Leave()));
+        let restores = thread::spawn(move || {
+            answers(&destination, |command| {
+                matches!(command, Command::Restore(..))
+            });
+        });
+        let place = Place {
+            attachment: Vec::new(),
+            window: 7,
+            files: Vec::new(),
+            closer: Closer::default(),
+        };
+        let plan = Plan {
+            drain: std::time::Duration::ZERO,
+            postcopy: false,
+        };
+        let (connection, _client) = UnixStream::pair().unwrap();
+        let application = (connection.as_fd(), Some(&place));
+        let mut source = Source::new(to_source);
+        let successor = (to_destination, None);
+        let cancel = Cancel::default();
+        let arrival = carry_over(&mut source, successor, application, &plan, &cancel).unwrap();
+        // Its other end is gone before it hears that it serves.
+        restores.join().unwrap();
+        let mut is_ended = false;
+        let gone = go(arrival, || is_ended = true);
+        assert!(matches!(gone, Err(NotMoved::Lost(_))), "{gone:?}");
+        assert!(is_ended);
+    }
 
     #[test]
     fn whose_an_application_is_the_pool_says_and_not_the_worker_that_serves_it() {

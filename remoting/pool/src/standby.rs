@@ -491,6 +491,49 @@ mod tests {
     }
 
     #[test]
+    fn a_worker_that_keeps_contents_says_so_and_then_leaves() {
+        let (server, _calls, _) = testing::server();
+        let board = Arc::clone(&server.board);
+        let (pool, theirs) = UnixStream::pair().unwrap();
+        attend_both(
+            theirs,
+            Arc::clone(&board),
+            Movable::From(Told::default()),
+            None,
+        )
+        .unwrap();
+        // In place of a session, of which some contents are kept.
+        thread::spawn(move || {
+            loop {
+                for notice in board.take() {
+                    let Notice::Control(Ordered { order, done }) = notice else {
+                        continue;
+                    };
+                    let outcome = match order {
+                        Order::SaveRest(..) => Outcome::Keeps,
+                        _ => Outcome::Done,
+                    };
+                    // Nobody waits at the end of the test.
+                    let _ = done.send(Ok(outcome));
+                }
+                thread::sleep(Duration::from_millis(1));
+            }
+        });
+        let worker = Peer {
+            channel: &pool,
+            who: Part::Serving,
+        };
+        let patience = Patience::within(Duration::from_secs(30));
+        let image = remoting_session::image::create().unwrap();
+        let ask = |command, files: &[_]| worker.ask(&command, files, &patience).unwrap().0;
+        let quiesce = Command::Quiesce(1000, u64::MAX);
+        assert_eq!(ask(quiesce, &[]), Reply::Done());
+        let saved = ask(Command::SaveRest(0, true), &[image.as_fd()]);
+        assert_eq!(saved, Reply::Keeps());
+        assert_eq!(ask(Command::Leave(), &[]), Reply::Done());
+    }
+
+    #[test]
     fn what_cannot_be_made_again_is_named_before_and_when_it_is_to_stop() {
         use remoting_opencl::testing::carry_out;
         use remoting_proto::apis::opencl::calls::*;
