@@ -72,6 +72,9 @@ enum Operation {
         /// Use drivers that are known to fail, and do not look for memory first.
         #[arg(long)]
         force: bool,
+        /// Only say whether it could be done, as far as is known before anything stops.
+        #[arg(long)]
+        check: bool,
     },
     /// Let suspended programs go on.
     Resume {
@@ -131,12 +134,14 @@ fn run(arguments: Arguments) -> Result<(), OperationError> {
             limit,
             released,
             force,
+            check,
         } => {
             let options = Suspension {
                 chosen: which.chosen(),
                 limit: Duration::from_secs(limit),
                 force,
                 released,
+                is_trial: check,
             };
             operation::suspend(&options, &journal()?, out)
         }
@@ -200,6 +205,7 @@ mod tests {
             "list",
             "suspend 1 2",
             "suspend --all --limit 3 --released",
+            "suspend 1 --check",
             "resume --all --journal /tmp/x",
             "resume 7 --gpu GPU-00000000-0000-0000-0000-00000000000a=GPU-00000000-0000-0000-0000-00000000000b",
         ] {

@@ -79,6 +79,8 @@ pub struct Suspension {
     pub force: bool,
     /// Whether a program that still has a device file open counts as not suspended.
     pub released: bool,
+    /// Whether nothing is done but to look for obstacles.
+    pub is_trial: bool,
 }
 
 /// How to resume.
@@ -143,6 +145,7 @@ pub fn suspend(
             Ok(State::Checkpointed) => writeln!(out, "{process} is suspended already")?,
             Ok(State::Failed) => obstacles.push(format!("{process} is lost already: end it")),
             // An earlier call has been killed between two steps.
+            Ok(State::Locked) if options.is_trial => items.push(process),
             Ok(State::Locked) => {
                 let unlocked = driver.unlock(process.number);
                 obstacles.extend(
@@ -173,6 +176,12 @@ pub fn suspend(
     }
     if !obstacles.is_empty() {
         return Err(OperationError::Refused(obstacles));
+    }
+    if options.is_trial {
+        for Need { process, bytes } in needs {
+            writeln!(out, "{process} can be suspended, at most {}", Size(bytes))?;
+        }
+        return Ok(());
     }
     let mut work = Work {
         driver: &driver,

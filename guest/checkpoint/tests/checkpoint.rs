@@ -238,6 +238,21 @@ fn if_one_program_cannot_be_suspended_all_go_on() {
 }
 
 #[test]
+fn whether_programs_could_be_suspended_is_told_without_touching_them() {
+    let rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    let said = rig.done(&["suspend", "--check", &first, &second]);
+    let line = format!("PID {second} (program) can be suspended, at most 128 MiB");
+    assert!(said.contains(&line), "{said}");
+    assert_eq!(rig.calls(), [""; 0]);
+    assert!(!rig.path("journal").join(&first).exists());
+    rig.gpu(GPU, GIB, &[1 << 50, 0]);
+    let (status, error) = rig.failed(&["suspend", "--check", &first]);
+    assert_eq!(status, 1);
+    assert!(error.contains("nothing was changed"), "{error}");
+}
+
+#[test]
 fn a_program_that_fails_to_resume_is_not_tried_again() {
     let rig = Rig::new(1);
     let id = rig.id(0);
