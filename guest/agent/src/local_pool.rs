@@ -11,6 +11,8 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
+use crate::children;
+
 /// The pool, whether or not it is running.
 pub struct LocalPool {
     /// The command that starts it, without `--socket` and `--window`.
@@ -120,7 +122,7 @@ impl LocalPool {
             let _ = fs::remove_file(&self.socket);
         }
         if self.child.is_none() {
-            while ended_child(-1) > 0 {}
+            while children::ended(-1) > 0 {}
         }
     }
 
@@ -131,9 +133,9 @@ impl LocalPool {
         self.open = false;
         let _ = fs::remove_file(&self.socket);
         if let Some(group) = self.group {
-            let mut state = ended_child(-group);
+            let mut state = children::ended(-group);
             while state > 0 {
-                state = ended_child(-group);
+                state = children::ended(-group);
             }
             if state == 0 {
                 // SAFETY: a plain call. A child of this process is in the group, so the number does not belong to
@@ -144,7 +146,7 @@ impl LocalPool {
             }
         }
         loop {
-            match ended_child(-1) {
+            match children::ended(-1) {
                 0 => return false,
                 ended if ended < 0 => return true,
                 _ => {}
@@ -191,13 +193,6 @@ impl Drop for LocalPool {
     fn drop(&mut self) {
         self.end();
     }
-}
-
-/// Reaps a child that has ended, without blocking. `which` selects children as in waitpid(2). Returns zero if none has
-/// ended, and a negative number if there are none. Nothing else waits for children here.
-fn ended_child(which: libc::pid_t) -> libc::pid_t {
-    // SAFETY: a plain call. No status is asked for.
-    unsafe { libc::waitpid(which, std::ptr::null_mut(), libc::WNOHANG) }
 }
 
 /// The state of a socket that is not connected (SS_UNCONNECTED), in the system's table.

@@ -11,6 +11,7 @@
 //! - `local_pool`: this guest's own pool, on a device that was passed through; `seats`: applications that move between
 //!   it and the port; `tracked`: devices that leave and come back; `holders`: other processes that use them.
 //! - `native`: programs that use NVIDIA's own libraries (native contexts), through a port of their own.
+//! - `children`: the ends of processes that this one has started.
 //! - `adopt`: Gantry's CUDA libraries in a Python virtual environment.
 //! - `driver`: NVIDIA's user-mode driver, on a disk that the host provides.
 //! - `file_error`: errors of file operations.
@@ -27,6 +28,7 @@
 
 mod adopt;
 mod carried;
+mod children;
 mod driver;
 mod file_error;
 mod holders;

@@ -269,6 +269,8 @@ impl Seats {
         let (to, serves) = match wish.by {
             Server::Local => (Place::Local, Serves::Pool),
             Server::Host => (Place::Port, Serves::Port),
+            // For ports that are served otherwise.
+            Server::Examined => return,
             Server::Elsewhere => (Place::At(address.to_owned()), Serves::Port),
             Server::Parked if address.is_empty() => (Place::Parked, Serves::Port),
             Server::Away | Server::Parked => {

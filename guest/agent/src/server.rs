@@ -15,7 +15,7 @@ use std::{
 
 use base::Chain;
 use remoting_proto::{
-    port::{LOOK, Outcome, OutcomeKind, State, Wish},
+    port::{LOOK, Outcome, OutcomeKind, Server as By, State, Wish},
     wire::hello::{self, Hello},
 };
 use remoting_transport::{
@@ -327,10 +327,14 @@ impl Server {
             if self.wishes.insert(port.address.clone(), wish) == Some(wish) {
                 continue;
             }
+            let kind = match wish.by {
+                By::Examined => OutcomeKind::Cannot,
+                _ => OutcomeKind::Begun,
+            };
             self.seats.wish(wish, &to, &port.address);
             let begun = Outcome {
                 number: wish.number,
-                kind: OutcomeKind::Begun,
+                kind,
                 applications: 0,
             };
             port.tell(begun, "");

@@ -221,8 +221,13 @@ pub enum Server {
     /// by commas.
     Away,
     /// Nobody: applications of the guest's own pool wait, with their state in the guest's memory, until the drivers of
-    /// the devices named as above, if any, are bound again. The port serves new applications.
+    /// the devices named as above, if any, are bound again. The port serves new applications. On a port for native
+    /// contexts: all of its programs are suspended in the guest's memory, and new ones wait, as long as this wish is
+    /// there.
     Parked,
+    /// As before: the agent only says whether a wish for [`Parked`](Self::Parked) could be carried out. Only a port for
+    /// native contexts has such a wish.
+    Examined,
 }
 
 impl Server {
@@ -251,6 +256,7 @@ impl Wish {
             Server::Elsewhere => 3,
             Server::Away => 4,
             Server::Parked => 5,
+            Server::Examined => 6,
         };
         u32::from(self.number) << 8 | by
     }
@@ -264,6 +270,7 @@ impl Wish {
             3 => Server::Elsewhere,
             4 => Server::Away,
             5 => Server::Parked,
+            6 => Server::Examined,
             _ => return None,
         };
         Some(Self { number: own, by })
@@ -639,6 +646,7 @@ mod tests {
             Server::Elsewhere,
             Server::Away,
             Server::Parked,
+            Server::Examined,
         ] {
             let wish = Wish { number: 255, by };
             assert_eq!(Wish::from_number(wish.to_number()), Some(wish));

@@ -17,15 +17,18 @@
 //! - `programs`: the programs' connections, the device files, and what the worker answers.
 //! - `process`: the end of a program's process.
 //! - `port_link`: the port's slice and its rings.
+//! - `suspension`: programs that the host has suspended; `checkpointer`: the program that does it.
 //! - `readiness`: waiting for many descriptors.
 //! - `caching`: whether this machine caches the window.
 
 mod caching;
+mod checkpointer;
 mod port_link;
 mod process;
 mod programs;
 mod readiness;
 mod relay;
+mod suspension;
 #[cfg(test)]
 mod tests;
 
@@ -36,6 +39,7 @@ use std::{
 };
 
 use base::limits::Limit;
+use checkpointer::Checkpointer;
 use relay::Relay;
 
 use crate::port::Port;
@@ -61,7 +65,7 @@ impl Served {
         let _ = Limit::raise();
         let address = port.address.clone();
         let start = || -> io::Result<JoinHandle<()>> {
-            let relay = Relay::new(listener, port)?;
+            let relay = Relay::new(listener, port, Checkpointer::new(path))?;
             let path = path.to_owned();
             thread::Builder::new().name("native".into()).spawn(move || {
                 if let Err(error) = relay.run() {

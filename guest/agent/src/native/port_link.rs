@@ -13,7 +13,7 @@ use std::{
 
 use remoting_proto::{
     apis::nvidia,
-    port::State,
+    port::{Outcome, State, Wish},
     wire::{
         Flags, Header,
         hello::{self, Form, Hello},
@@ -78,6 +78,10 @@ pub trait OneSlice: Send + 'static {
     fn reply(&self) -> io::Result<[u8; hello::SIZE]>;
     /// Closes the slice.
     fn close(&self);
+    /// What the host wishes.
+    fn wish(&self) -> Option<Wish>;
+    /// Tells the host what has become of a wish, and why.
+    fn tell(&self, outcome: Outcome, reason: &str);
     /// The time in which a part of the window is read.
     fn measure(&self) -> io::Result<Duration> {
         caching::measure(self.window())
@@ -127,6 +131,14 @@ impl OneSlice for Port {
 
     fn close(&self) {
         self.close_slice(0);
+    }
+
+    fn wish(&self) -> Option<Wish> {
+        Self::wish(self).map(|(wish, _)| wish)
+    }
+
+    fn tell(&self, outcome: Outcome, reason: &str) {
+        Self::tell(self, outcome, reason);
     }
 }
 

@@ -7,7 +7,7 @@ use std::{
 
 use base::socket;
 
-use crate::holders::Files;
+use crate::{children::end_of, holders::Files};
 
 /// `SO_PEERPIDFD` of Linux 6.5, which `libc` does not name.
 const PEER_PIDFD: libc::c_int = 77;
@@ -26,7 +26,7 @@ impl Process {
         let number = socket::process(&connection).unwrap_or_default();
         Self {
             number: number.cast_unsigned(),
-            end: of_peer(&connection).or_else(|| of_number(number)),
+            end: of_peer(&connection).or_else(|| end_of(number)),
         }
     }
 
@@ -56,14 +56,6 @@ fn of_peer(connection: impl AsFd) -> Option<OwnedFd> {
     }
 }
 
-fn of_number(number: libc::pid_t) -> Option<OwnedFd> {
-    // SAFETY: a call without pointers.
-    let file = unsafe { libc::syscall(libc::SYS_pidfd_open, number, 0) };
-    let file = i32::try_from(file).ok().filter(|file| *file >= 0)?;
-    // SAFETY: a new descriptor without another owner.
-    Some(unsafe { OwnedFd::from_raw_fd(file) })
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::net::UnixStream;
@@ -75,7 +67,7 @@ mod tests {
         let (here, _there) = UnixStream::pair().unwrap();
         let own = Process::of(&here);
         assert_eq!(own.number, std::process::id());
-        for end in [own.end, of_number(own.number.cast_signed())] {
+        for end in [own.end, end_of(own.number.cast_signed())] {
             let end = end.unwrap();
             let mut polled = libc::pollfd {
                 fd: end.as_raw_fd(),
@@ -85,6 +77,6 @@ mod tests {
             // SAFETY: one entry.
             assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 0) }, 0);
         }
-        assert!(of_number(0).is_none());
+        assert!(end_of(0).is_none());
     }
 }

@@ -11,6 +11,7 @@ use std::{
         fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
         unix::net::UnixStream,
     },
+    path::Path,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
 };
 
@@ -228,12 +229,14 @@ impl Programs {
         }
     }
 
-    /// The programs that the worker does not know of, with their users. They are heard from now on.
-    pub fn begin(&self) -> Vec<(u32, u32)> {
+    /// The programs that the worker does not know of, of those that are admitted by process and user, with their users.
+    /// They are heard from now on.
+    pub fn begin(&self, admits: impl Fn(u32, u32) -> bool) -> Vec<(u32, u32)> {
         let mut begun = Vec::new();
         for (number, program) in &mut self.state.lock_unpoisoned().programs {
             if let Some(connection) = &program.connection
                 && !program.is_begun
+                && admits(program.process.number, program.user)
             {
                 program.is_begun = true;
                 let source = Source::Program(*number);
@@ -467,6 +470,38 @@ impl Programs {
             self.closer.close(file.end);
         }
         is_known
+    }
+
+    /// The processes of programs that are served, each once. Those that have ended do not count.
+    pub fn processes(&self) -> Vec<u32> {
+        let state = self.state.lock_unpoisoned();
+        let programs = state.programs.values();
+        let served = programs
+            .filter(|program| program.connection.is_some() && program.is_begun)
+            .filter(|program| !program.is_refused);
+        let mut processes: Vec<_> = served.map(|program| program.process.number).collect();
+        processes.sort_unstable();
+        processes.dedup();
+        processes.retain(|process| Path::new("/proc").join(process.to_string()).exists());
+        processes
+    }
+
+    /// How many device files are open.
+    pub fn files(&self) -> usize {
+        self.state.lock_unpoisoned().files.len()
+    }
+
+    /// Ends the connections of the programs that are served, which have no device files. Others wait on.
+    pub fn leave(&self) {
+        let mut state = self.state.lock_unpoisoned();
+        let served = state.programs.extract_if(|_, program| program.is_begun);
+        for (_, mut program) in served {
+            if let Some(connection) = program.connection.take() {
+                self.close(connection);
+            }
+        }
+        state.due.clear();
+        state.lost = None;
     }
 
     /// Ends all connections and files.

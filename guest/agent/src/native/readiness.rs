@@ -23,6 +23,8 @@ pub enum Source {
     File(u32),
     /// The end of a program's process.
     Process(u32),
+    /// The end of the program that suspends and resumes others.
+    Checkpointer,
 }
 
 impl Source {
@@ -35,6 +37,7 @@ impl Source {
             Self::Program(number) => (4, number),
             Self::File(number) => (5, number),
             Self::Process(number) => (6, number),
+            Self::Checkpointer => (7, 0),
         };
         u64::from(number) | kind << 32
     }
@@ -49,7 +52,8 @@ impl Source {
             3 => Self::Removals,
             4 => Self::Program(number),
             5 => Self::File(number),
-            _ => Self::Process(number),
+            6 => Self::Process(number),
+            _ => Self::Checkpointer,
         }
     }
 }

@@ -16,9 +16,11 @@ use remoting_proto::{
 
 use super::{
     caching,
+    checkpointer::Checkpointer,
     port_link::{Link, OneSlice},
     programs::{MOST_PROGRAMS, Programs},
     readiness::{Interest, READ, Source},
+    suspension::Suspension,
 };
 use crate::{
     holders::{self, Holder},
@@ -66,6 +68,7 @@ pub struct Relay<P> {
     removals: Removals,
     port: P,
     programs: Arc<Programs>,
+    suspension: Suspension,
     stage: Stage,
     looked: Instant,
     /// When processes of programs were last looked at.
@@ -78,8 +81,8 @@ pub struct Relay<P> {
 }
 
 impl<P: OneSlice> Relay<P> {
-    /// For programs that connect to a listener for packets.
-    pub fn new(listener: UnixListener, port: P) -> io::Result<Self> {
+    /// For programs that connect to a listener for packets, and are suspended by a checkpointer.
+    pub fn new(listener: UnixListener, port: P, checkpointer: Checkpointer) -> io::Result<Self> {
         listener.set_nonblocking(true)?;
         let pages = port.pages().map(OwnedFd::try_clone).transpose()?;
         let soft = Limit::now()?.soft;
@@ -102,6 +105,7 @@ impl<P: OneSlice> Relay<P> {
             removals,
             port,
             programs: Arc::new(programs),
+            suspension: Suspension::new(checkpointer),
             stage: Stage::Closed { since: None },
             looked: Instant::now(),
             watched: Instant::now(),
@@ -120,11 +124,14 @@ impl<P: OneSlice> Relay<P> {
             // An earlier agent's.
             self.close();
         }
+        let mut has_looked = false;
         loop {
             let rest = self
                 .deaf
                 .map(|since| SELDOM.saturating_sub(since.elapsed()));
-            let patience = self.next_look().into_iter().chain(rest).min();
+            // The host may have had a wish before.
+            let first = (!has_looked).then_some(Duration::ZERO);
+            let patience = self.next_look().into_iter().chain(rest).chain(first).min();
             let ready = self.programs.readiness.wait(patience)?;
             let mut is_changed = false;
             let mut is_closed = false;
@@ -147,6 +154,8 @@ impl<P: OneSlice> Relay<P> {
                         is_closed = true;
                         self.release(number);
                     }
+                    // It is looked at below.
+                    Source::Checkpointer => {}
                 }
             }
             self.listen_again(is_closed);
@@ -168,6 +177,13 @@ impl<P: OneSlice> Relay<P> {
                 self.end("the accelerator port is gone");
                 return Ok(());
             }
+            let is_wish_due = is_due || !has_looked;
+            has_looked = true;
+            let suspension = &mut self.suspension;
+            if suspension.step(&self.port, &self.programs, is_wish_due) {
+                self.close();
+            }
+            // After that, as it may admit programs again.
             self.step(is_due);
         }
     }
@@ -177,6 +193,7 @@ impl<P: OneSlice> Relay<P> {
         let activity = self.programs.activity();
         let retry = activity.is_delayed.then_some(RETRY);
         let look = match &self.stage {
+            Stage::Closed { .. } if self.suspension.is_closed() => None,
             Stage::Closed { .. } => (!activity.is_empty).then_some(SOON),
             Stage::Held { .. } => Some(SELDOM),
             Stage::Opening { .. } => Some(SOON),
@@ -185,7 +202,9 @@ impl<P: OneSlice> Relay<P> {
             Stage::Open(_) => Some(ASKED),
         };
         let watch = activity.is_watched.then_some(SELDOM);
-        look.into_iter().chain(retry).chain(watch).min()
+        let has_interrupts = self.port.interrupts().is_some();
+        let wish = self.suspension.next_look(has_interrupts);
+        look.into_iter().chain(retry).chain(watch).chain(wish).min()
     }
 
     fn accept(&mut self) {
@@ -276,7 +295,11 @@ impl<P: OneSlice> Relay<P> {
 
     /// Has new programs begin.
     fn begin(&mut self) {
-        for (number, user) in self.programs.begin() {
+        let suspension = &self.suspension;
+        let begun = self
+            .programs
+            .begin(|process, user| suspension.admits(process, user));
+        for (number, user) in begun {
             self.send(to_worker::BEGIN, number, &user.to_le_bytes());
         }
     }
@@ -295,7 +318,7 @@ impl<P: OneSlice> Relay<P> {
                 }
             }
             Stage::Closed { since } => {
-                if !self.programs.are_waiting() {
+                if self.suspension.is_closed() || !self.programs.are_waiting() {
                     *since = None;
                     return;
                 }

@@ -1,5 +1,7 @@
 //! Programs, and a worker at the other end of the rings of a port made of files.
 
+mod suspension;
+
 use std::{
     collections::HashMap,
     env,
@@ -24,7 +26,7 @@ use base::{Access, Mapping, Unpoisoned, event::Event, socket};
 use nvidia_abi::wire::{Answer, DEVICE, HEADER, MOST, Operation, Request, TOKEN, VERSION};
 use remoting_proto::{
     apis::nvidia::{self, to_agent, to_worker},
-    port::State,
+    port::{Outcome, State, Wish},
     wire::{
         Flags, Header,
         hello::{self, Form, Hello},
@@ -38,7 +40,9 @@ use remoting_transport::{
     window::{RING, SMALLEST, Slice, Window},
 };
 
-use super::{port_link::OneSlice, programs::MOST_PROGRAMS, relay::Relay};
+use super::{
+    checkpointer::Checkpointer, port_link::OneSlice, programs::MOST_PROGRAMS, relay::Relay,
+};
 
 /// Only a hang takes so long.
 const HANGS: Duration = Duration::from_secs(60);
@@ -94,6 +98,10 @@ struct Host {
     is_closed: AtomicBool,
     worker: Mutex<Option<thread::JoinHandle<()>>>,
     told: mpsc::Sender<Told>,
+    /// What the host wishes.
+    wish: Mutex<Option<Wish>>,
+    /// What has become of its wishes.
+    outcomes: mpsc::Sender<(Outcome, String)>,
 }
 
 impl Host {
@@ -144,6 +152,15 @@ impl OneSlice for StandIn {
 
     fn state(&self) -> State {
         State::from_number(self.0.state.load(Ordering::SeqCst)).unwrap()
+    }
+
+    fn wish(&self) -> Option<Wish> {
+        *self.0.wish.lock_unpoisoned()
+    }
+
+    fn tell(&self, outcome: Outcome, reason: &str) {
+        // The test may be over.
+        let _ = self.0.outcomes.send((outcome, reason.to_owned()));
     }
 
     fn open(&self, hello: &[u8; hello::SIZE]) -> std::io::Result<()> {
@@ -333,6 +350,7 @@ struct Rig {
     folder: tempfile::TempDir,
     host: Arc<Host>,
     told: mpsc::Receiver<Told>,
+    outcomes: mpsc::Receiver<(Outcome, String)>,
     relay: Option<thread::JoinHandle<()>>,
 }
 
@@ -341,11 +359,26 @@ impl Rig {
         Self::found(has_interrupts, State::Free, |_| {})
     }
 
+    /// In a folder that holds what suspends programs.
+    fn with_folder(has_interrupts: bool, folder: tempfile::TempDir) -> Self {
+        Self::all(has_interrupts, State::Free, |_| {}, folder)
+    }
+
     /// With a slice that is in this state when the agent starts, and before that, `also`.
     fn found(has_interrupts: bool, state: State, also: impl FnOnce(&Host)) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let listener = socket::listen_for_packets(&folder.path().join("nvidia.sock")).unwrap();
+        Self::all(has_interrupts, state, also, tempfile::tempdir().unwrap())
+    }
+
+    fn all(
+        has_interrupts: bool,
+        state: State,
+        also: impl FnOnce(&Host),
+        folder: tempfile::TempDir,
+    ) -> Self {
+        let path = folder.path().join("nvidia.sock");
+        let listener = socket::listen_for_packets(&path).unwrap();
         let (tell, told) = mpsc::channel();
+        let (tell_outcomes, outcomes) = mpsc::channel();
         let interrupt = event();
         let events = Events {
             // Nobody rings it: the worker looks again and again.
@@ -366,14 +399,19 @@ impl Rig {
             is_closed: AtomicBool::new(false),
             worker: Mutex::default(),
             told: tell,
+            wish: Mutex::default(),
+            outcomes: tell_outcomes,
         });
         also(&host);
-        let relay = Relay::new(listener, StandIn(host.clone())).unwrap();
+        let checkpointer =
+            Checkpointer::with_program(&path, folder.path().join("gantry-checkpoint"));
+        let relay = Relay::new(listener, StandIn(host.clone()), checkpointer).unwrap();
         let relay = thread::spawn(move || relay.run().unwrap());
         Self {
             folder,
             host,
             told,
+            outcomes,
             relay: Some(relay),
         }
     }

@@ -1,0 +1,222 @@
+//! `gantry-checkpoint`, which suspends and resumes programs: a process of its own for each time, as it uses the driver's
+//! library, and so the port, like any program.
+
+use std::{
+    env,
+    ffi::OsString,
+    fs::{self, File},
+    io::{self, Read, Seek, SeekFrom},
+    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+};
+
+use base::paths::cuda_libraries;
+
+use crate::children::Kept;
+
+const NAME: &str = "gantry-checkpoint";
+/// The library that has a program's device files served.
+const PRELOADED: &str = "libgantry_nvidia_preload.so";
+/// What a service starts other programs by, which its confinement does not fit.
+const SYSTEMD_RUN: &str = "/usr/bin/systemd-run";
+/// The most bytes of what it writes that are looked at: the last ones.
+const MOST: u64 = 4096;
+
+/// What it is to do.
+#[derive(Clone, Copy, Debug)]
+pub enum Task<'a> {
+    /// Say whether these processes could be suspended.
+    Check(&'a [u32]),
+    /// Suspend these processes: all, or none.
+    Suspend(&'a [u32]),
+    /// Resume those that it has suspended before.
+    Resume,
+}
+
+/// How it is started.
+pub struct Checkpointer {
+    program: PathBuf,
+    socket: PathBuf,
+    /// The folder in which it keeps what it has suspended. It is not that of a user who suspends programs.
+    journal: PathBuf,
+}
+
+/// Why it has failed.
+#[derive(Debug)]
+pub struct Failure {
+    /// The reason, in one line.
+    pub reason: String,
+    /// Whether programs are lost, so that there is nothing to try again.
+    pub is_final: bool,
+}
+
+impl Checkpointer {
+    /// For the programs that connect to this socket.
+    pub fn new(socket: &Path) -> Self {
+        Self {
+            program: NAME.into(),
+            socket: socket.to_owned(),
+            journal: socket.with_file_name("suspended"),
+        }
+    }
+
+    /// With this program in its place.
+    #[cfg(test)]
+    pub fn with_program(socket: &Path, program: PathBuf) -> Self {
+        Self {
+            program,
+            ..Self::new(socket)
+        }
+    }
+
+    /// Whether it may have suspended a program that was not resumed.
+    pub fn has_suspended(&self) -> bool {
+        let entries = fs::read_dir(&self.journal).into_iter().flatten().flatten();
+        let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.any(|name| name.parse::<u32>().is_ok())
+    }
+
+    /// Whether this process, of this user, is it.
+    pub fn is(process: u32, user: u32) -> bool {
+        // SAFETY: a call without arguments.
+        let own = unsafe { libc::geteuid() };
+        let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        // The kernel keeps 15 bytes.
+        user == own && NAME.get(..15) == Some(name.trim_end())
+    }
+
+    /// Starts it.
+    ///
+    /// # Errors
+    /// The reason, in one line.
+    pub fn start(&self, task: Task<'_>) -> Result<Working, String> {
+        let (word, processes): (&[&str], &[u32]) = match task {
+            Task::Check(processes) => (&["suspend", "--released", "--check"], processes),
+            Task::Suspend(processes) => (&["suspend", "--released"], processes),
+            Task::Resume => (&["resume", "--all"], &[]),
+        };
+        let mut words: Vec<OsString> = word.iter().map(Into::into).collect();
+        words.extend(["--journal".into(), self.journal.clone().into()]);
+        words.extend(processes.iter().map(|process| process.to_string().into()));
+        let variables = [
+            ("LD_PRELOAD", cuda_libraries().join(PRELOADED)),
+            ("GANTRY_NVIDIA_SOCKET", self.socket.clone()),
+        ];
+        let said = memory().map_err(|error| format!("cannot start {NAME}: {error}"))?;
+        let copy = || said.try_clone().map(Stdio::from);
+        let started = copy()
+            .and_then(|out| Ok((out, copy()?)))
+            .and_then(|(out, errors)| {
+                let mut command = self.command(&variables);
+                command
+                    .args(words)
+                    .stdin(Stdio::null())
+                    .stdout(out)
+                    .stderr(errors);
+                Kept::start(&mut command)
+            });
+        match started {
+            Ok(child) => Ok(Working { child, said }),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Err(format!(
+                "there is no {NAME} in this guest: install it where the agent's PATH finds it"
+            )),
+            Err(error) => Err(format!("cannot start {NAME}: {error}")),
+        }
+    }
+
+    fn command(&self, variables: &[(&str, PathBuf)]) -> Command {
+        // A service's confinement is for one that opens no driver. systemd starts it without that.
+        let is_confined = env::var_os("INVOCATION_ID").is_some() && Path::new(SYSTEMD_RUN).exists();
+        if !is_confined {
+            let mut command = Command::new(&self.program);
+            command.envs(variables.iter().map(|(name, value)| (name, value)));
+            return command;
+        }
+        let mut command = Command::new(SYSTEMD_RUN);
+        command.args(["--wait", "--pipe", "--collect", "--quiet"]);
+        for (name, value) in variables {
+            let mut variable = OsString::from(format!("--setenv={name}="));
+            variable.push(value);
+            command.arg(variable);
+        }
+        command.arg("--").arg(&self.program);
+        command
+    }
+}
+
+/// It works.
+pub struct Working {
+    child: Kept,
+    said: File,
+}
+
+impl Working {
+    /// Readable when it has ended.
+    pub fn end(&self) -> BorrowedFd<'_> {
+        self.child.end.as_fd()
+    }
+
+    /// How it has ended. `None`: it still works.
+    pub fn ended(&mut self) -> Option<Result<(), Failure>> {
+        let status = self.child.status()?;
+        if status.success() {
+            return Some(Ok(()));
+        }
+        let said = last(&mut self.said).unwrap_or_default();
+        let reason = reason(&said).unwrap_or_else(|| format!("{NAME} has failed: {status}"));
+        Some(Err(Failure {
+            reason,
+            is_final: status.code() == Some(3),
+        }))
+    }
+}
+
+/// A file in memory.
+fn memory() -> io::Result<File> {
+    // SAFETY: a valid name; then a new descriptor without another owner.
+    unsafe {
+        match libc::memfd_create(c"said".as_ptr(), libc::MFD_CLOEXEC) {
+            file if file < 0 => Err(io::Error::last_os_error()),
+            file => Ok(OwnedFd::from_raw_fd(file).into()),
+        }
+    }
+}
+
+/// The last bytes of a file.
+fn last(file: &mut File) -> io::Result<String> {
+    let length = file.metadata()?.len();
+    file.seek(SeekFrom::Start(length.saturating_sub(MOST)))?;
+    let mut bytes = Vec::new();
+    file.take(MOST).read_to_end(&mut bytes)?;
+    Ok(String::from_utf8_lossy(&bytes).into_owned())
+}
+
+/// The error that it has written last, with its causes.
+fn reason(said: &str) -> Option<String> {
+    let begin = said.rfind(&format!("{NAME}: "))? + NAME.len() + 2;
+    let lines = said[begin..].lines();
+    let parts = lines.map(|line| line.trim().trim_start_matches("because: "));
+    Some(parts.collect::<Vec<_>>().join(": "))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_reason_is_the_last_error_with_its_causes() {
+        let said = "gantry-checkpoint: PID 7 (x) is being locked, 2 s so far\n\
+                    gantry-checkpoint: nothing was changed\n  because: cannot load libcuda.so.1\n  because: no file\n";
+        let expected = "nothing was changed: cannot load libcuda.so.1: no file";
+        assert_eq!(reason(said).as_deref(), Some(expected));
+        assert_eq!(reason("Killed\n"), None);
+    }
+
+    #[test]
+    fn only_a_process_of_this_name_and_user_is_it() {
+        // SAFETY: a call without arguments.
+        let user = unsafe { libc::geteuid() };
+        assert!(!Checkpointer::is(std::process::id(), user));
+    }
+}

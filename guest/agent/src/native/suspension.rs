@@ -1,0 +1,420 @@
+//! Programs that are suspended as the host wishes, and resumed.
+//!
+//! ```text
+//!   Serving ─wish Parked─> Works (suspends) ─> Releases ─files are closed─> Closes ─slice is free─> Suspended
+//!      ^                       │ failed            │ some are not               │                      │
+//!      └────── Works (resumes) <───────────────────┴────────────────────────────┘ <─no such wish ──────┘
+//! ```
+//!
+//! Suspended programs have everything in their own memory, and the slice is closed: the VM can be saved and moved. The
+//! wish is what counts, not its arrival: where there is none, as in a VM that was restored or whose host has given up,
+//! programs are resumed. An agent that starts knows from the checkpointer's journal that programs are suspended.
+//!
+//! Meanwhile a program that connects waits. Only the checkpointer, which uses the driver's library, is served.
+
+use std::time::{Duration, Instant};
+
+use remoting_proto::port::{Outcome, OutcomeKind, Server, State, Wish};
+
+use super::{
+    checkpointer::{Checkpointer, Failure, Task, Working},
+    port_link::OneSlice,
+    programs::Programs,
+    readiness::{READ, Source},
+};
+use crate::holders;
+
+/// How long the ends of suspended programs' device files may take to be seen.
+const RELEASE: Duration = Duration::from_secs(10);
+/// How long the slice may take to be closed.
+const CLOSE: Duration = Duration::from_secs(60);
+/// How often the wish is looked at while programs are suspended: nothing tells of the restored VM's end of it.
+const LOOK: Duration = Duration::from_millis(100);
+/// The same while nothing is suspended and there are no interrupts.
+const SELDOM: Duration = Duration::from_secs(1);
+/// How long after a failed resumption it is tried again, at first and at most.
+const AGAIN: Duration = Duration::from_secs(1);
+const AT_MOST: Duration = Duration::from_secs(60);
+
+/// What the host is told when programs have been resumed.
+enum Report {
+    /// Nothing: it does not ask.
+    None,
+    /// That they are.
+    Resumed(Wish),
+    /// Why they were not suspended.
+    Stay(Wish, String),
+}
+
+/// What the checkpointer is to do.
+enum Purpose {
+    /// To look for what is in the way.
+    Check(Wish, u16),
+    Suspend(Wish, u16),
+    Resume(Report),
+}
+
+enum Phase {
+    Serving,
+    Works(Purpose, Working),
+    /// Suspended programs' files are about to be closed.
+    Releases {
+        wish: Wish,
+        programs: u16,
+        since: Instant,
+    },
+    /// The slice is.
+    Closes {
+        wish: Wish,
+        programs: u16,
+        since: Instant,
+    },
+    Suspended {
+        programs: u16,
+        /// When a resumption that failed is tried again.
+        again: Option<Instant>,
+    },
+}
+
+/// The suspension of all programs of a port.
+pub struct Suspension {
+    checkpointer: Checkpointer,
+    phase: Phase,
+    /// The last wish that was answered, or is being carried out.
+    heard: Option<Wish>,
+    /// How long after a failed resumption the next one is tried.
+    delay: Duration,
+}
+
+impl Suspension {
+    /// Of the programs that this checkpointer may have suspended for an earlier agent.
+    pub fn new(checkpointer: Checkpointer) -> Self {
+        let phase = match checkpointer.has_suspended() {
+            true => Phase::Suspended {
+                programs: 0,
+                again: None,
+            },
+            false => Phase::Serving,
+        };
+        Self {
+            checkpointer,
+            phase,
+            heard: None,
+            delay: AGAIN,
+        }
+    }
+
+    /// Whether the slice stays closed.
+    pub fn is_closed(&self) -> bool {
+        matches!(self.phase, Phase::Closes { .. } | Phase::Suspended { .. })
+    }
+
+    /// Whether a program is served that connects now.
+    pub fn admits(&self, process: u32, user: u32) -> bool {
+        match self.phase {
+            Phase::Serving | Phase::Works(Purpose::Check(..) | Purpose::Resume(_), _) => true,
+            Phase::Works(Purpose::Suspend(..), _) => Checkpointer::is(process, user),
+            Phase::Releases { .. } | Phase::Closes { .. } | Phase::Suspended { .. } => false,
+        }
+    }
+
+    /// The time until the next look.
+    pub fn next_look(&self, has_interrupts: bool) -> Option<Duration> {
+        match &self.phase {
+            Phase::Serving if has_interrupts => None,
+            Phase::Serving => Some(SELDOM),
+            // Its end is waited for.
+            Phase::Works(..) => None,
+            _ => Some(LOOK),
+        }
+    }
+
+    /// Continues, and returns whether the slice is to be closed. While programs are served, a wish is looked for if that is
+    /// due: it costs an exit.
+    pub fn step(&mut self, port: &impl OneSlice, programs: &Programs, is_due: bool) -> bool {
+        let mut step = Step {
+            suspension: self,
+            port,
+            programs,
+            closes: false,
+        };
+        step.go_on(is_due);
+        step.closes
+    }
+}
+
+/// The suspension, with what it works on.
+struct Step<'a, P> {
+    suspension: &'a mut Suspension,
+    port: &'a P,
+    programs: &'a Programs,
+    /// Whether the slice is to be closed.
+    closes: bool,
+}
+
+impl<P: OneSlice> Step<'_, P> {
+    fn go_on(&mut self, is_due: bool) {
+        let phase = std::mem::replace(&mut self.suspension.phase, Phase::Serving);
+        let was_serving = matches!(phase, Phase::Serving);
+        let phase = match phase {
+            Phase::Serving => Phase::Serving,
+            Phase::Works(purpose, mut working) => match working.ended() {
+                None => Phase::Works(purpose, working),
+                Some(ended) => {
+                    self.programs.readiness.remove(working.end());
+                    self.worked(purpose, ended)
+                }
+            },
+            Phase::Releases {
+                wish,
+                programs,
+                since,
+            } => self.release_all(wish, programs, since),
+            Phase::Closes {
+                wish,
+                programs,
+                since,
+            } => self.closed(wish, programs, since),
+            Phase::Suspended { programs, again } => self.stay_suspended(programs, again),
+        };
+        self.suspension.phase = match phase {
+            // Another wish may have come meanwhile.
+            Phase::Serving if is_due || !was_serving => self.hear_wish(),
+            phase => phase,
+        };
+    }
+
+    /// A wish that was not heard before.
+    fn new_wish(&mut self) -> Option<Wish> {
+        let wish = self.port.wish();
+        if wish == self.suspension.heard {
+            return None;
+        }
+        self.suspension.heard = wish;
+        wish
+    }
+
+    fn tell(&self, wish: Wish, kind: OutcomeKind, applications: u16, reason: &str) {
+        let outcome = Outcome {
+            number: wish.number,
+            kind,
+            applications,
+        };
+        self.port.tell(outcome, reason);
+    }
+
+    /// Begins what the host wishes while programs are served.
+    fn hear_wish(&mut self) -> Phase {
+        let Some(wish) = self.new_wish() else {
+            return Phase::Serving;
+        };
+        self.tell(wish, OutcomeKind::Begun, 0, "");
+        let is_trial = match wish.by {
+            Server::Parked => false,
+            Server::Examined => true,
+            Server::Host if self.suspension.checkpointer.has_suspended() => {
+                return self.resume(Report::Resumed(wish));
+            }
+            Server::Host => {
+                self.tell(wish, OutcomeKind::Done, 0, "");
+                return Phase::Serving;
+            }
+            Server::Local | Server::Elsewhere | Server::Away => {
+                let reason = "programs with native contexts are served by their port only";
+                self.tell(wish, OutcomeKind::Cannot, 0, reason);
+                return Phase::Serving;
+            }
+        };
+        let processes = self.programs.processes();
+        if processes.is_empty() {
+            if is_trial {
+                self.tell(wish, OutcomeKind::Done, 0, "");
+                return Phase::Serving;
+            }
+            return Phase::Releases {
+                wish,
+                programs: 0,
+                since: Instant::now(),
+            };
+        }
+        let count = u16::try_from(processes.len()).unwrap_or(u16::MAX);
+        let (purpose, task) = match is_trial {
+            true => (Purpose::Check(wish, count), Task::Check(&processes)),
+            false => (Purpose::Suspend(wish, count), Task::Suspend(&processes)),
+        };
+        self.work(purpose, task).unwrap_or_else(|reason| {
+            self.tell(wish, OutcomeKind::Stay, count, &reason);
+            Phase::Serving
+        })
+    }
+
+    /// Starts the checkpointer. The error is the reason in one line.
+    fn work(&self, purpose: Purpose, task: Task<'_>) -> Result<Phase, String> {
+        let working = self.suspension.checkpointer.start(task)?;
+        let waited = self
+            .programs
+            .readiness
+            .add(working.end(), READ, Source::Checkpointer);
+        waited.map_err(|error| format!("cannot wait for gantry-checkpoint: {error}"))?;
+        Ok(Phase::Works(purpose, working))
+    }
+
+    /// Resumes what is suspended.
+    fn resume(&mut self, report: Report) -> Phase {
+        let wish = match &report {
+            Report::None => None,
+            Report::Resumed(wish) | Report::Stay(wish, _) => Some(*wish),
+        };
+        self.work(Purpose::Resume(report), Task::Resume)
+            .unwrap_or_else(|reason| {
+                base::note!("gantry-agent: programs stay suspended: {reason}");
+                if let Some(wish) = wish {
+                    self.tell(wish, OutcomeKind::Stay, 1, &reason);
+                }
+                self.try_again()
+            })
+    }
+
+    /// Programs stay suspended until the next attempt.
+    fn try_again(&mut self) -> Phase {
+        let delay = self.suspension.delay;
+        self.suspension.delay = (delay * 2).min(AT_MOST);
+        Phase::Suspended {
+            programs: 0,
+            again: Some(Instant::now() + delay),
+        }
+    }
+
+    /// The checkpointer has ended.
+    fn worked(&mut self, purpose: Purpose, ended: Result<(), Failure>) -> Phase {
+        match (purpose, ended) {
+            (Purpose::Check(wish, programs), Ok(())) => {
+                self.tell(wish, OutcomeKind::Done, programs, "");
+                Phase::Serving
+            }
+            (Purpose::Check(wish, programs), Err(failure)) => {
+                self.tell(wish, OutcomeKind::Stay, programs, &failure.reason);
+                Phase::Serving
+            }
+            (Purpose::Suspend(wish, programs), Ok(())) => Phase::Releases {
+                wish,
+                programs,
+                since: Instant::now(),
+            },
+            (Purpose::Suspend(wish, _), Err(failure)) => self.give_up(wish, failure.reason),
+            (Purpose::Resume(report), ended) => self.resumed(&report, ended),
+        }
+    }
+
+    /// Programs are not suspended after all. It undoes what it has done, but for what it could not.
+    fn give_up(&mut self, wish: Wish, reason: String) -> Phase {
+        base::note!("gantry-agent: programs are not suspended: {reason}");
+        if self.suspension.checkpointer.has_suspended() {
+            return self.resume(Report::Stay(wish, reason));
+        }
+        self.tell(wish, OutcomeKind::Stay, 1, &reason);
+        Phase::Serving
+    }
+
+    fn resumed(&mut self, report: &Report, ended: Result<(), Failure>) -> Phase {
+        match (report, &ended) {
+            (Report::None, _) => {}
+            (Report::Resumed(wish), Ok(())) => self.tell(*wish, OutcomeKind::Done, 0, ""),
+            (Report::Resumed(wish), Err(failure)) => {
+                self.tell(*wish, OutcomeKind::Stay, 1, &failure.reason);
+            }
+            (Report::Stay(wish, reason), Ok(())) => {
+                self.tell(*wish, OutcomeKind::Stay, 1, reason);
+            }
+            (Report::Stay(wish, reason), Err(failure)) => {
+                let reason = format!("{reason}; then: {}", failure.reason);
+                self.tell(*wish, OutcomeKind::Stay, 1, &reason);
+            }
+        }
+        let Err(failure) = ended else {
+            self.suspension.delay = AGAIN;
+            return Phase::Serving;
+        };
+        base::note!(
+            "gantry-agent: not all programs are resumed: {}",
+            failure.reason
+        );
+        if failure.is_final || !self.suspension.checkpointer.has_suspended() {
+            return Phase::Serving;
+        }
+        self.try_again()
+    }
+
+    /// Closes the slice when suspended programs have nothing of it.
+    fn release_all(&mut self, wish: Wish, programs: u16, since: Instant) -> Phase {
+        let files = self.programs.files();
+        if files > 0 {
+            if since.elapsed() < RELEASE {
+                return Phase::Releases {
+                    wish,
+                    programs,
+                    since,
+                };
+            }
+            let reason = format!("{files} device files of suspended programs are still open");
+            return self.give_up(wish, reason);
+        }
+        if let Some(by) = holders::mapping(&self.programs.memory, None) {
+            return self.give_up(
+                wish,
+                format!("{by}, in which its suspension has left memory"),
+            );
+        }
+        self.programs.leave();
+        self.closes = true;
+        Phase::Closes {
+            wish,
+            programs,
+            since: Instant::now(),
+        }
+    }
+
+    fn closed(&mut self, wish: Wish, programs: u16, since: Instant) -> Phase {
+        if self.port.state() == State::Free {
+            self.tell(wish, OutcomeKind::Done, programs, "");
+            return Phase::Suspended {
+                programs,
+                again: None,
+            };
+        }
+        if since.elapsed() < CLOSE {
+            return Phase::Closes {
+                wish,
+                programs,
+                since,
+            };
+        }
+        let reason = "the accelerator port's slice does not become free";
+        self.give_up(wish, reason.to_owned())
+    }
+
+    /// Resumes programs when the host does not wish that they are suspended any longer.
+    fn stay_suspended(&mut self, programs: u16, again: Option<Instant>) -> Phase {
+        let wish = self.port.wish();
+        let new = self.new_wish();
+        if let Some(wish) = new {
+            self.tell(wish, OutcomeKind::Begun, 0, "");
+        }
+        let stays = |wish: &Wish| matches!(wish.by, Server::Parked | Server::Examined);
+        if wish.as_ref().is_some_and(stays) {
+            if let Some(wish) = new {
+                self.tell(wish, OutcomeKind::Done, programs, "");
+            }
+            return Phase::Suspended { programs, again };
+        }
+        let report = match new {
+            Some(wish) if wish.by == Server::Host => Report::Resumed(wish),
+            _ => Report::None,
+        };
+        let is_due = again.is_none_or(|at| at <= Instant::now());
+        match is_due || matches!(report, Report::Resumed(_)) {
+            true => self.resume(report),
+            false => Phase::Suspended { programs, again },
+        }
+    }
+}
