@@ -67,6 +67,16 @@ impl Patience {
         }
     }
 
+    /// The time until the deadline.
+    pub fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    /// What cancels it.
+    pub fn cancellation(&self) -> &Cancel {
+        &self.cancel
+    }
+
     /// Whether it was cancelled.
     pub fn is_cancelled(&self) -> bool {
         self.cancel.is_cancelled()
@@ -96,7 +106,7 @@ impl Patience {
             if self.is_cancelled() {
                 return Err(io::ErrorKind::ConnectionAborted.into());
             }
-            let left = self.until.saturating_duration_since(Instant::now());
+            let left = self.left();
             let mut entries = [libc::pollfd {
                 fd: fd.as_raw_fd(),
                 events: libc::POLLIN,

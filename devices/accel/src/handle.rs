@@ -17,7 +17,7 @@ use remoting_transport::control::{self, Command, Failure, SOON, Worker};
 
 use super::{
     attach::{Attach, Pool},
-    lend::Desk,
+    lend::{Borrowed, Desk},
     saved_slice::SavedSlice,
     slices::{Followed, Slices},
     wish::Mailbox,
@@ -78,6 +78,19 @@ impl Handle {
     /// Whether the port is for native contexts.
     pub fn is_native(&self) -> bool {
         self.attach.is_native()
+    }
+
+    /// Whether programs use native contexts through the port.
+    pub fn has_native_programs(&self) -> bool {
+        self.is_native() && self.slices.in_use() > 0
+    }
+
+    /// Borrows the workers of all applications that move by them, as those of native contexts do not.
+    pub(super) fn lend_all(&self) -> Vec<Borrowed> {
+        match self.is_native() {
+            true => Vec::new(),
+            false => self.desk.lend(None).unwrap_or_default(),
+        }
     }
 
     /// Connects another worker to a slice. The worker waits for the state of its application.
@@ -203,6 +216,7 @@ pub(super) fn named(port: &str, slice: u32) -> String {
     format!("{port}: the application of slice {slice}")
 }
 
-/// Why native contexts are neither saved nor moved.
-pub(super) const NATIVE: &str = "programs of the guest use native contexts, which are neither saved nor moved: suspend \
-     them in the guest (gantry-checkpoint suspend) and let the accelerator be taken from them (detach), or end them";
+/// Why native contexts are neither saved nor moved as they are.
+pub(super) const NATIVE: &str = "programs of the guest use native contexts, and have to be suspended first, while the \
+     guest runs: save the VM without pausing it (accel=save), or suspend them (vm.move-accel, seat=Parked), take the \
+     accelerator from them (detach), or end them";

@@ -52,6 +52,7 @@ mod saved_slice;
 mod service;
 mod slices;
 mod standby;
+mod suspended;
 mod window;
 mod wish;
 

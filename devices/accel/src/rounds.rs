@@ -30,9 +30,10 @@ use remoting_transport::control::{self, AFTER_DRAIN, Command, Failure, Reply, SO
 use serde::{Deserialize, Serialize};
 
 use super::{
-    handle::{AGAIN, Error, Handle, NATIVE, named},
+    handle::{AGAIN, Error, Handle, named},
     lend::Borrowed,
     saved_slice::SavedSlice,
+    suspended,
 };
 
 /// Timeout for one round of an application. Work that the device is executing delays the copy, too,
@@ -132,7 +133,7 @@ impl Copied {
         for (id, port) in &self.ports {
             let mut slices = Vec::new();
             // All applications are copied concurrently.
-            let borrowed = port.desk.lend(None).unwrap_or_default().into_iter();
+            let borrowed = port.lend_all().into_iter();
             let borrowed = borrowed.map(|borrowed| {
                 let known = self.slices.remove(&(id.clone(), borrowed.slice));
                 (borrowed, known.unwrap_or_default())
@@ -252,12 +253,9 @@ impl Drop for Copied {
 }
 
 /// Why applications of these ports cannot be moved, as far as their workers know while they serve.
-/// Workers that are missing or do not reply are found out later.
+/// Workers that are missing or do not reply are found out later. Of native contexts, the guest's agent knows.
 pub fn immovable(ports: &[(String, Handle)], patience: &Patience) -> Vec<String> {
-    let native = ports
-        .iter()
-        .filter(|(_, port)| port.is_native() && port.slices.in_use() > 0);
-    let native = native.map(|(id, _)| format!("{id}: {NATIVE}"));
+    let native = suspended::obstacles(ports, patience).into_iter();
     let answers = examine(ports, |_, _| true, patience);
     let refused = answers.into_iter().filter_map(|(of, answer)| match answer {
         Err(Failure::Refused(why)) => Some(format!("{of}: {why}")),
@@ -275,7 +273,7 @@ fn examine(
 ) -> Vec<(String, Result<Reply, Failure>)> {
     let mut asked = Vec::new();
     for (id, port) in ports {
-        for mut borrowed in port.desk.lend(None).unwrap_or_default() {
+        for mut borrowed in port.lend_all() {
             if !is_asked(id, borrowed.slice) {
                 borrowed.keep();
                 continue;

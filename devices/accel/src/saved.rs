@@ -15,6 +15,7 @@ use super::{
     left::{Application, Left},
     lend::Borrowed,
     rounds::Copied,
+    suspended::Suspended,
 };
 
 pub use super::{
@@ -43,6 +44,8 @@ pub struct Standing {
     copied: Copied,
     drain: Duration,
     patience: Patience,
+    /// Programs that are stopped by being suspended.
+    _suspended: Suspended,
 }
 
 /// Stopped and saved applications. They continue when this is dropped.
@@ -59,6 +62,7 @@ impl Standing {
         drain: Duration,
         patience: Patience,
     ) -> Result<Self, Error> {
+        let suspended = Suspended::new(&ports, &patience).map_err(Error::Stays)?;
         let port = |(id, handle)| Port {
             id,
             handle,
@@ -70,6 +74,7 @@ impl Standing {
             copied: Copied::new(Vec::new()),
             drain,
             patience,
+            _suspended: suspended,
         };
         match standing.stop() {
             (_, reasons) if reasons.is_empty() => Ok(standing),
@@ -94,7 +99,7 @@ impl Standing {
         let mut reasons = Vec::new();
         let mut asked = Vec::new();
         for (at, port) in self.ports.iter_mut().enumerate() {
-            for mut borrowed in port.handle.desk.lend(None).unwrap_or_default() {
+            for mut borrowed in port.handle.lend_all() {
                 let drain = u64::try_from(self.drain.as_millis()).unwrap_or(u64::MAX);
                 // However much memory it has created lately.
                 let sent = borrowed.send(&Command::Quiesce(drain, u64::MAX), &[]);

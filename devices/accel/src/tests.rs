@@ -86,6 +86,7 @@ impl Drop for Placed {
 mod apis;
 mod moving;
 mod pages;
+mod suspended;
 
 const SLICES: u32 = 4;
 /// Major number of /dev/zero, which stands in for device files with pages.

@@ -61,8 +61,10 @@ pub enum Seat {
     /// addresses in the guest, separated by commas.
     Away(Address),
     /// None: applications of the guest's own pool wait until these devices are back, or, without
-    /// devices, until another request.
+    /// devices, until another request. Programs with native contexts are suspended.
     Parked(Option<Address>),
+    /// As before: the agent says whether programs with native contexts could be suspended in the guest's memory.
+    Examined,
 }
 
 impl Seat {
@@ -73,6 +75,7 @@ impl Seat {
             Self::At(_) => Server::Elsewhere,
             Self::Away(_) => Server::Away,
             Self::Parked(_) => Server::Parked,
+            Self::Examined => Server::Examined,
         }
     }
 }
@@ -80,7 +83,7 @@ impl Seat {
 impl Seat {
     fn address(&self) -> Option<&Address> {
         match self {
-            Self::Local | Self::Host => None,
+            Self::Local | Self::Host | Self::Examined => None,
             Self::At(address) | Self::Away(address) => Some(address),
             Self::Parked(devices) => devices.as_ref(),
         }
@@ -93,7 +96,7 @@ impl fmt::Display for Seat {
             Self::Local => f.write_str("the guest's own pool"),
             Self::Host | Self::Away(_) => f.write_str("the port"),
             Self::At(Address(address)) => f.write_str(address),
-            Self::Parked(_) => f.write_str("the guest's memory"),
+            Self::Parked(_) | Self::Examined => f.write_str("the guest's memory"),
         }
     }
 }

@@ -254,7 +254,8 @@ pub enum AccelSeat {
     Local,
     /// The host's pool, through the port.
     Host,
-    /// Neither: applications of the guest's own pool are suspended, with their state in the guest's memory.
+    /// Neither: applications of the guest's own pool, or programs with native contexts, are suspended, with their state in
+    /// the guest's memory.
     Parked,
 }
 
@@ -302,7 +303,8 @@ pub enum AccelInSnapshot {
     /// The VM is not saved if there are any.
     #[default]
     Refuse,
-    /// The applications are saved in the snapshot.
+    /// The applications are saved in the snapshot. A VM with an accelerator for native contexts is saved while it runs: its
+    /// programs are suspended, it is paused, saved and resumed.
     Save,
 }
 

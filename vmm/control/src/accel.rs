@@ -110,10 +110,10 @@ impl Control {
                 format!("{id:?} is no accelerator that is served by a pool of worker processes");
             return Err(ApiError::message(Status::BadRequest, message));
         };
-        if port.is_native() {
+        if port.is_native() && !matches!(to, Some(Seat::Host | Seat::Parked(None))) {
             let message = format!(
-                "{id:?} is for native contexts, whose programs stay with its worker: suspend them in the guest \
-                 (gantry-checkpoint suspend), and resume them when another accelerator is there"
+                "{id:?} is for native contexts, whose programs stay with its worker: they can be suspended in the guest's \
+                 memory (seat=Parked) and resumed (seat=Host)"
             );
             return Err(ApiError::message(Status::BadRequest, message));
         }
@@ -286,7 +286,7 @@ pub(super) fn applications_served(
         OutcomeKind::Cannot | OutcomeKind::Begun => {
             let what = match by {
                 Seat::Local => "it does not start",
-                Seat::Host | Seat::At(_) | Seat::Away(_) | Seat::Parked(_) => {
+                Seat::Host | Seat::At(_) | Seat::Away(_) | Seat::Parked(_) | Seat::Examined => {
                     "what that has started does not end"
                 }
             };

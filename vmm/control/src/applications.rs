@@ -6,17 +6,20 @@
 //!   the directory is locked     ──>    workers stop, and save
 //!   the machine is written      <──
 //! ```
+//!
+//! Programs with native contexts are suspended by their guest, which has to run for that. So a VM with a port for them
+//! is saved while it runs: it is paused when they are suspended, and resumed when it is written.
 
 use std::mem;
 
 use base::Cancel;
-use devices::accel::saved::Stopped;
-use vmm_api::{ApiError, Reply, Response, VmSnapshotConfig};
+use devices::accel::saved::{Standing, Stopped};
+use vmm_api::{ApiError, Handler, Reply, Request, Response, VmSnapshotConfig};
 use vmm_machine::{applications, error::MachineError, save::Saving};
 
 use super::{
     Control,
-    life::Life,
+    life::{Life, RunState},
     migration::{Job, OVER, host_error},
     requests::failed,
 };
@@ -27,30 +30,60 @@ pub(super) struct Workers {
     pub(super) number: u64,
     cancel: Cancel,
     reply: Reply,
-    saving: Saving,
+    then: Then,
+}
+
+/// What follows when they have stopped.
+enum Then {
+    /// The machine is written.
+    Write(Saving),
+    /// The running machine is paused, and then saved.
+    Pause(VmSnapshotConfig),
 }
 
 impl Control {
     /// `vm.snapshot` with `accel=save`: replies when everything is written.
-    pub(super) fn save_with_applications(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
-        let begun = self.refuse_if_moving();
-        let begun = begun.and_then(|()| self.begin_snapshot(snapshot));
-        match begun {
-            Ok(saving) => self.wait_for_workers(saving, reply),
+    pub(super) fn save_with_applications(&mut self, snapshot: VmSnapshotConfig, reply: Reply) {
+        let then = self.refuse_if_moving().and_then(|()| {
+            Ok(match self.suspends_programs()? {
+                true => Then::Pause(snapshot),
+                false => Then::Write(self.begin_snapshot(&snapshot)?),
+            })
+        });
+        match then {
+            Ok(then) => self.wait_for_workers(then, reply),
             Err(error) => reply.send(Err(error)),
         }
     }
 
-    fn wait_for_workers(&mut self, saving: Saving, reply: Reply) {
+    /// Whether the guest, which runs, is to suspend programs first.
+    fn suspends_programs(&self) -> Result<bool, ApiError> {
+        let Life::Live { machine, run, .. } = &self.life else {
+            return Ok(false);
+        };
+        let ports = machine.devices().ports();
+        match run {
+            RunState::Running => Ok(ports.iter().any(|(_, port)| port.is_native())),
+            RunState::Paused if ports.iter().any(|(_, port)| port.has_native_programs()) => {
+                Err(ApiError::wrong_state(
+                    "programs of the guest use native contexts, and a guest that is paused cannot suspend them: resume \
+                     the VM, and save it while it runs",
+                ))
+            }
+            RunState::Paused => Ok(false),
+        }
+    }
+
+    fn wait_for_workers(&mut self, then: Then, reply: Reply) {
         let number = self.migrations.number();
         let cancel = Cancel::default();
-        match self.start_wait(number, &saving, cancel.clone()) {
+        match self.start_wait(number, &then, cancel.clone()) {
             Ok(()) => {
                 self.migrations.job = Job::Workers(Workers {
                     number,
                     cancel,
                     reply,
-                    saving,
+                    then,
                 });
             }
             Err(error) => reply.send(Err(error)),
@@ -58,33 +91,93 @@ impl Control {
     }
 
     /// Starts the waiting thread.
-    fn start_wait(&mut self, number: u64, saving: &Saving, cancel: Cancel) -> Result<(), ApiError> {
+    fn start_wait(&mut self, number: u64, then: &Then, cancel: Cancel) -> Result<(), ApiError> {
         let Life::Live { machine, .. } = &self.life else {
             return Err(self.not_live());
         };
         let host = |error| host_error("wait for workers", &error);
         let control = self.migrations.on_control().map_err(host)?;
-        let ports = machine.devices().ports();
-        let mut archive = saving.archive().map_err(|error| failed(&error))?;
-        self.start_thread(move || {
-            let standing = applications::stop(ports, cancel);
-            let saved = standing.and_then(|all| Ok(all.save(&mut archive)?));
-            control.ask(move |control| control.workers_are_ready(number, saved));
-        })
+        let mut ports = machine.devices().ports();
+        match then {
+            Then::Write(saving) => {
+                let mut archive = saving.archive().map_err(|error| failed(&error))?;
+                self.start_thread(move || {
+                    let standing = applications::stop(ports, cancel);
+                    let saved = standing.and_then(|all| Ok(all.save(&mut archive)?));
+                    control.ask(move |control| control.workers_are_ready(number, saved));
+                })
+            }
+            Then::Pause(_) => {
+                ports.retain(|(_, port)| port.is_native());
+                self.start_thread(move || {
+                    let suspended = applications::stop(ports, cancel);
+                    control.ask(move |control| control.programs_are_suspended(number, suspended));
+                })
+            }
+        }
     }
 
-    /// Handles the end of a wait.
+    /// Handles the end of a wait for workers.
     fn workers_are_ready(&mut self, number: u64, ready: Result<Stopped, MachineError>) {
-        if !self.migrations.is_current(number) {
-            return;
-        }
-        match mem::replace(&mut self.migrations.job, Job::None) {
+        if let Some((Then::Write(saving), reply)) = self.end_wait(number) {
             // The applications continue when everything is written.
-            Job::Workers(Workers { saving, reply, .. }) => match ready {
+            match ready {
                 Ok(stopped) => self.write_snapshot(saving, Some(stopped), reply),
                 Err(error) => reply.send(Err(failed(&error))),
-            },
-            other => self.migrations.job = other,
+            }
+        }
+    }
+
+    /// Handles the end of a wait for the guest: its programs are suspended until it is saved.
+    fn programs_are_suspended(&mut self, number: u64, suspended: Result<Standing, MachineError>) {
+        let Some((Then::Pause(snapshot), reply)) = self.end_wait(number) else {
+            return;
+        };
+        let suspended = match suspended {
+            Ok(suspended) => suspended,
+            Err(error) => return reply.send(Err(failed(&error))),
+        };
+        self.follow(Request::VmPause, |control, paused| {
+            if let Err(error) = paused {
+                return reply.send(Err(error));
+            }
+            control.follow(Request::VmSnapshot(snapshot), |control, saved| {
+                // Programs are resumed when the guest runs.
+                drop(suspended);
+                control.follow(Request::VmResume, |_, resumed| {
+                    reply.send(saved.and_then(|answer| resumed.map(|_| answer)));
+                });
+            });
+        });
+    }
+
+    /// Carries out a request as if a client had sent it, and then something else.
+    fn follow(
+        &mut self,
+        request: Request,
+        then: impl FnOnce(&mut Self, Result<Response, ApiError>) + Send + 'static,
+    ) {
+        match self.migrations.on_control() {
+            Ok(own) => {
+                let reply =
+                    Reply::new(move |answer| own.tell(move |control| then(control, answer)));
+                self.take(request, reply);
+            }
+            Err(error) => then(self, Err(host_error("save the VM", &error))),
+        }
+    }
+
+    /// What follows a wait, and whom to answer, unless the wait is over already.
+    fn end_wait(&mut self, number: u64) -> Option<(Then, Reply)> {
+        if !self.migrations.is_current(number) {
+            return None;
+        }
+        match mem::replace(&mut self.migrations.job, Job::None) {
+            Job::Workers(Workers { then, reply, .. }) => Some((then, reply)),
+            other => {
+                self.migrations.job = other;
+                None
+            }
         }
     }
 

@@ -44,7 +44,7 @@ impl Handler for Control {
             Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
             Request::VmMoveAccel(request) => self.move_accel(request, reply),
             Request::VmSnapshot(snapshot) if snapshot.accel == AccelInSnapshot::Save => {
-                self.save_with_applications(&snapshot, reply);
+                self.save_with_applications(snapshot, reply);
             }
             Request::VmSnapshot(snapshot) => self.snapshot_later(&snapshot, reply),
             Request::VmCoredump(dump) => {

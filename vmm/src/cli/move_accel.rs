@@ -16,6 +16,7 @@ pub struct MoveAccel {
     /// host's (host), another host's (tls://HOST:PORT), or the server behind the guest's gate (gate). Or neither:
     /// applications of the guest's own pool are suspended, with their state in the guest's memory, until they are told
     /// where to continue (parked). Unless it is local, the guest then no longer uses the device, which can be removed.
+    /// Programs with native contexts are suspended (parked) and resumed (host).
     #[arg(long, value_name = "SOCKET|host|local|parked|tls://HOST:PORT|gate")]
     to: Option<PathBuf>,
     /// The devices to use there, as for --accel device=; the port's own if absent.

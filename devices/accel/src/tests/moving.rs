@@ -48,7 +48,7 @@ fn other() -> Other {
 
 impl Rig {
     /// This port, as a snapshot or migration sees it.
-    fn ports(&self) -> Vec<(String, Handle)> {
+    pub(super) fn ports(&self) -> Vec<(String, Handle)> {
         vec![("gpu".to_owned(), self.function.lock().unwrap().handle())]
     }
 

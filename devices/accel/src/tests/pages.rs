@@ -14,7 +14,7 @@ use super::*;
 const SIZE: u64 = 16 << 20;
 const AT: u64 = 0x3000;
 
-fn rig_of_native() -> Rig {
+pub(super) fn rig_of_native() -> Rig {
     native_rig(None)
 }
 
@@ -447,25 +447,6 @@ fn pages_behind_which_is_nothing_any_longer_end_their_worker_alone() {
     // The next worker has its own.
     let worker = rig.open(0);
     assert_eq!(ask(&worker, place(AT, PAGE), &[device().as_fd()]), 0);
-}
-
-#[test]
-fn native_contexts_are_neither_moved_nor_saved() {
-    let rig = rig_of_native();
-    let _worker = rig.open(0);
-    let port = rig.function.lock().unwrap().handle();
-    let ports = || vec![("gpu".to_owned(), port.clone())];
-    let ever = base::Patience::within(Duration::from_secs(60));
-    let reasons = crate::rounds::immovable(&ports(), &ever);
-    assert!(reasons[0].contains("gantry-checkpoint"), "{reasons:?}");
-    let standing = crate::saved::Standing::new(ports(), Duration::ZERO, ever).unwrap();
-    let mut archive = crate::saved::Archive::new(tempfile::tempfile().unwrap());
-    let Err(why) = standing.save(&mut archive) else {
-        panic!("it was saved");
-    };
-    assert!(why.to_string().contains("gantry-checkpoint"), "{why}");
-    let busy = rig.function.lock().unwrap().save().unwrap_err();
-    assert!(busy.to_string().contains("gantry-checkpoint"), "{busy}");
 }
 
 #[test]

@@ -49,12 +49,23 @@ pub(super) fn make(
                 .to_owned(),
         );
     }
+    let ports = machine.devices().ports();
+    let mut native = ports.iter().filter(|(_, port)| port.has_native_programs());
+    if is_paused
+        && request.accel() == AccelMigration::Move
+        && let Some((id, _)) = native.next()
+    {
+        reasons.push(format!(
+            "the VM is paused, so that its guest cannot suspend the programs that use native contexts through {id:?}: \
+             resume it first (vm.resume)"
+        ));
+    }
     reasons.extend(reasons_to_stay(&offered_config, machine, request));
     if !reasons.is_empty() {
         let error = vmm_migration::Error::Stays(reasons);
         return Err(ApiError::new(Status::BadRequest, &error));
     }
-    let applications = match (request.accel(), machine.devices().ports()) {
+    let applications = match (request.accel(), ports) {
         (AccelMigration::Move, ports) if !ports.is_empty() => {
             Applications::Go(Copied::new(ports).with_postcopy(request.accel_postcopy))
         }
