@@ -34,6 +34,7 @@ const NEEDED: &[(&str, &str)] = &[
 const PACKAGES: &[&str] = &[
     "vmm",
     "remoting-pool",
+    "gantry-checkpoint",
     "gantry-nvidia",
     "gantry-native",
     "gantry-cuda-run",
@@ -44,6 +45,7 @@ const PACKAGES: &[&str] = &[
 const BUILT: &[&str] = &[
     "gantry",
     "gantry-accel",
+    "gantry-checkpoint",
     "gantry-nvidia",
     "gantry-cuda",
     "libgantry_nvidia_preload.so",

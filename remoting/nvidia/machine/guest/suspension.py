@@ -1,0 +1,140 @@
+#!/usr/bin/env python3
+"""A CUDA program that goes on when its VM is restored, on a machine as for run.py:
+
+    FOLDER/suspension.py BINARIES OUT [--seconds SECONDS]
+
+A guest boots and starts a program by a native context. Its VM is saved while it runs (`snapshot --accel save`), killed, and
+restored with another worker. What the program prints is compared with an uninterrupted run on the host. Then the same
+within one VM (`move-accel`). OUT gets consoles, logs and times.txt. Fails unless all steps are equal.
+"""
+import argparse
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import guests
+from disk import Disk
+from run import HERE, Machine, note, output, used
+
+STEPS, SECONDS = 45, 3
+# Where the agent finds the library and the program that it suspends others by.
+LIBRARY, CHECKPOINT = "lib/gantry-cuda", "bin/gantry-checkpoint"
+
+
+class Steps:
+    """What a program has printed, by step."""
+
+    def __init__(self, expected):
+        self.expected, self.seen = expected, {}
+
+    def take(self, lines):
+        for line in lines:
+            if match := re.match(r"step (\d+) (\w+)", line):
+                step, value = int(match[1]), match[2]
+                if self.expected[step] != value:
+                    raise guests.Ended(f"step {step} is {value}, natively {self.expected[step]}")
+                self.seen[step] = value
+
+    def until(self, guest, step, seconds):
+        """Waits until the program has done a step."""
+        before, match = guest.until(rf"step {step} \w+", seconds)
+        self.take([*before, match[0]])
+
+    def next(self, guest, count, seconds):
+        """Waits for so many further steps."""
+        for _ in range(count):
+            before, match = guest.until(r"step \d+ \w+", seconds)
+            self.take([*before, match[0]])
+
+
+def build(machine, image):
+    """The guest's disk. Returns what the program prints natively, by step."""
+    root = machine.path("root")
+    output(os.path.join(HERE, "make-root.sh"), machine.binaries, root)
+    os.makedirs(os.path.join(root, "driver"))
+    output("debugfs", "-R", f"rdump /lib {root}/driver", machine.path("driver.img"))
+    os.makedirs(os.path.join(root, LIBRARY))
+    shutil.copy(os.path.join(machine.binaries, "libgantry_nvidia_preload.so"), os.path.join(root, LIBRARY))
+    shutil.copy(os.path.join(machine.binaries, "gantry-checkpoint"), os.path.join(root, CHECKPOINT))
+    program = os.path.join(root, "programs/suspended")
+    output("gcc", "-O1", "-w", "-o", program, os.path.join(HERE, "programs/suspended.c"), "-ldl")
+    disk = Disk()
+    disk.tree(root)
+    disk.write(image, machine.binaries)
+    printed = output(program, str(STEPS), "0")
+    return {int(step): value for step, value in re.findall(r"^step (\d+) (\w+)$", printed, re.M)}
+
+
+def seconds_of(guest, *words):
+    """How long a request takes."""
+    begin = time.monotonic()
+    guest.control(*words)
+    return time.monotonic() - begin
+
+
+def suspensions(machine):
+    image = machine.disk("root.img", 8 << 30)
+    accel = f"api=nvidia,id=gpu,socket={machine.path('nvidia')}/vm.sock,window={machine.options.window},pages=64M"
+    guest = machine.seed("saved", image, "3G", accel)
+    expected = {}
+    machine.boot(guest, lambda: expected.update(build(machine, image)), "export LD_LIBRARY_PATH=/driver/lib; agent driver")
+    if len(expected) != STEPS:
+        raise guests.Ended(f"natively, the program has done {len(expected)} steps")
+    steps, times = Steps(expected), {}
+    guest.send(f"stay ./suspended {STEPS} {SECONDS}")
+    steps.until(guest, 1, machine.left())
+    note(f"the program computes in the guest; the GPU has {used()} MiB in use")
+    times["suspended in place"] = seconds_of(guest, "move-accel", "gpu", "--to", "parked")
+    note(f"suspended: the GPU has {used()} MiB in use")
+    times["resumed in place"] = seconds_of(guest, "move-accel", "gpu", "--to", "host")
+    steps.next(guest, 1, machine.left())
+    snapshot = machine.path("snapshot")
+    os.makedirs(snapshot)
+    times["suspended, paused, saved"] = seconds_of(guest, "snapshot", "--accel", "save", snapshot)
+    steps.next(guest, 1, machine.left())
+    guest.kill()
+    note(f"saved: {output('du', '-sm', snapshot).split()[0]} MiB; the VM is killed: the GPU has {used()} MiB in use")
+    again, times["restored"] = machine.restored("restored", snapshot)
+    begin = time.monotonic()
+    steps.next(again, 1, machine.left())
+    times["from restored to its first step"] = time.monotonic() - begin
+    before, _ = again.until("steps are done", machine.left())
+    steps.take(before)
+    with open(os.path.join(machine.out, "times.txt"), "w") as file:
+        for what, seconds in times.items():
+            print(f"{what}: {seconds:.1f} s", file=file)
+            note(f"{what}: {seconds:.1f} s")
+    missing = sorted(set(expected) - set(steps.seen))
+    print(f"{len(steps.seen)} of {STEPS} steps were seen, all equal; not seen: {missing}")
+    again.kill()
+    # Steps that were done between the snapshot and the end of the VM are done again.
+    return 0 if len(missing) <= 2 and STEPS - 1 in steps.seen else 1
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("binaries")
+    parser.add_argument("out")
+    parser.add_argument("--seconds", type=int, default=540)
+    parser.add_argument("--window", default="4G", help="of the accelerator")
+    parser.add_argument("--cmdline", default="", help="added to the guest kernel's")
+    options = parser.parse_args()
+    os.environ["PATH"] += ":/usr/local/cuda/bin:/usr/local/nvidia/bin"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    print(output("nvidia-smi", "--query-gpu=name,driver_version,memory.used", "--format=csv,noheader").strip())
+    machine = Machine(options)
+    try:
+        return suspensions(machine)
+    except (guests.Ended, OSError, subprocess.CalledProcessError) as error:
+        note(f"failed: {error}")
+        return 1
+    finally:
+        machine.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
