@@ -51,6 +51,7 @@ pub fn cargo() -> Command {
 /// Packages whose programs, libraries and examples are run, in addition to gantry's.
 const PACKAGES: &[&str] = &[
     "ch-client",
+    "gantry-checkpoint",
     "gantry-cuda",
     "gantry-cuda-driver",
     "gantry-gloop",
@@ -172,6 +173,7 @@ pub fn build() -> Result<Binaries> {
             worker: built.join("examples/nvidia_stand_in"),
             library: built.join("libgantry_nvidia_preload.so"),
             programs: built.join("examples/native_programs"),
+            checkpoint: built.join("gantry-checkpoint"),
         },
     })
 }

@@ -4,10 +4,14 @@
 //!
 //! - `native_programs`: once, with all that must hold.
 //! - `native_programs endless`: a line for each round, until it loses its device, and what it sees then.
+//! - `native_programs computes`: a line for each round, whose contents are on the device, of a program that can be
+//!   suspended. `native_programs expected ROUND`: that line, without a device.
 
 #[path = "../tests/preloaded/program.rs"]
 #[allow(dead_code, reason = "the tests call the rest")]
 mod program;
+#[path = "suspendable/mod.rs"]
+mod suspendable;
 
 use std::{env, io, process::ExitCode, thread, time::Duration};
 
@@ -50,6 +54,13 @@ impl Doorbells {
             register.write_volatile(value);
             register.read_volatile()
         }
+    }
+
+    /// Gives them back.
+    fn unmap(self, opened: &Opened) {
+        assert_eq!(opened.free(DOORBELLS), 0);
+        // SAFETY: the mapping was made with this length, and is not used any longer.
+        unsafe { libc::munmap(self.0.cast(), LENGTH) };
     }
 
     fn are_the_devices(&self) -> bool {
@@ -133,6 +144,11 @@ fn main() -> ExitCode {
     match env::args().nth(1).as_deref() {
         None => once(),
         Some("endless") => endless(),
+        Some("computes") => suspendable::computes(),
+        Some("expected") => {
+            let round = env::args().nth(2).and_then(|text| text.parse().ok());
+            suspendable::expected(round.expect("the number of a round"));
+        }
         Some(other) => {
             eprintln!("native_programs: unknown: {other}");
             return ExitCode::FAILURE;

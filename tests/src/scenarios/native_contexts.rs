@@ -10,17 +10,22 @@ use std::{
 use anyhow::{Context as _, Result, ensure};
 use serde_json::json;
 
-use super::{Context, Entry, accelerator::counter};
+use super::{
+    Context, Entry,
+    accelerator::counter,
+    migration::{phase_until, wait_in},
+    snapshots::{restored, url},
+};
 use crate::{
     gantry::Gantry,
     guest::Guest,
     net::sh,
     opencl::{guest_files_with_native, load_uio, start_agent, until},
-    rig::native::{MODULE, WORKER},
+    rig::native::{MODULE, STAND_IN, WORKER},
 };
 
 pub const SCENARIOS: &[Entry] = &[(
-    "native contexts: a killed process fails only its own users",
+    "native contexts: a killed process fails only its own users, and a suspended program goes on in another VMM",
     served,
 )];
 
@@ -29,7 +34,8 @@ const AGENT: &str = "/run/gantry/nvidia.sock";
 const RIGHT: &str = "device pages and window memory are right";
 /// What a program says of its pages when its worker has ended.
 const BLANK: &str = "the pages are blank";
-const PROGRAM: &str = "LD_PRELOAD=/lib/libgantry_nvidia_preload.so native-programs";
+const PROGRAM: &str =
+    "LD_PRELOAD=/usr/local/lib/gantry-cuda/libgantry_nvidia_preload.so native-programs";
 
 /// The host's device files, while this is in scope.
 struct DeviceFiles;
@@ -125,17 +131,26 @@ trait Programs {
     /// Runs a program to its end, which must have seen everything.
     fn once(&mut self) -> Result<()>;
     /// Starts a program whose words go to a file, and waits until it goes on.
-    fn begin(&mut self, file: &str) -> Result<()>;
+    fn begin(&mut self, file: &str) -> Result<()> {
+        self.begin_as("endless", file)
+    }
+    /// Starts a program of this kind in the same way.
+    fn begin_as(&mut self, kind: &str, file: &str) -> Result<()>;
     /// Waits until that program has had two more rounds.
     fn goes_on(&mut self, file: &str) -> Result<()>;
     /// Waits until that program is told that it has lost its device, and checks what it sees then.
     fn loses(&mut self, file: &str, sees: &str) -> Result<()>;
+    /// The last line of a program.
+    fn last(&mut self, file: &str) -> Result<String>;
+    /// Checks that a program has computed all of its rounds right.
+    fn is_right(&mut self, file: &str) -> Result<()>;
 }
 
 impl Programs for Guest {
     fn serve(&mut self) -> Result<()> {
         self.run(&format!("rm -f {AGENT}"))?;
-        start_agent(self, "gantry-agent")?;
+        let variables = format!("STAND_IN={STAND_IN} LD_LIBRARY_PATH={STAND_IN}");
+        start_agent(self, &format!("{variables} gantry-agent"))?;
         self.eventually(&format!("ls {AGENT}; cat /tmp/agent.log"), |text| {
             text.starts_with(AGENT)
         })?;
@@ -148,9 +163,9 @@ impl Programs for Guest {
         Ok(())
     }
 
-    fn begin(&mut self, file: &str) -> Result<()> {
+    fn begin_as(&mut self, kind: &str, file: &str) -> Result<()> {
         self.run(&format!(
-            ": >{file}; {{ {PROGRAM} endless >{file} 2>&1 & }}; echo $! >{file}.pid"
+            ": >{file}; {{ LD_LIBRARY_PATH={STAND_IN} {PROGRAM} {kind} >{file} 2>&1 & }}; echo $! >{file}.pid"
         ))?;
         self.goes_on(file)
     }
@@ -168,6 +183,18 @@ impl Programs for Guest {
         ensure!(end.contains(sees), "{end}");
         Ok(())
     }
+
+    fn last(&mut self, file: &str) -> Result<String> {
+        self.run(&format!("tail -n 1 {file}"))
+    }
+
+    fn is_right(&mut self, file: &str) -> Result<()> {
+        let said = self.last(file)?;
+        let round = said.split_whitespace().nth(1).context("it has no rounds")?;
+        let expected = self.run(&format!("native-programs expected {round}"))?;
+        ensure!(said.trim() == expected.trim(), "{said}: {expected}");
+        Ok(())
+    }
 }
 
 fn served(context: &Context) -> Result<()> {
@@ -176,6 +203,8 @@ fn served(context: &Context) -> Result<()> {
     let workers = Workers::start(&context.dir)?;
     let more = json!({
         "payload": {"initramfs": guest_files_with_native(&context.dir)?},
+        // Suspended programs have what was on their devices in it.
+        "memory": {"size": 512_u64 << 20},
         "accels": [{
             "api": "Nvidia",
             "socket": workers.socket,
@@ -184,7 +213,7 @@ fn served(context: &Context) -> Result<()> {
             "id": "a",
         }],
     });
-    let (mut gantry, mut guest) = Gantry::boot(&context.dir, more)?;
+    let (gantry, mut guest) = Gantry::boot(&context.dir, more)?;
     load_uio(&mut guest)?;
     guest.serve()?;
     ensure!(workers.serving()?.is_none(), "a worker without programs");
@@ -236,6 +265,8 @@ fn served(context: &Context) -> Result<()> {
     guest.loses(one, BLANK)?;
     guest.once()?;
 
+    let (mut gantry, mut guest, workers) = suspended(context, gantry, guest, workers)?;
+
     // The VMM is killed: the worker ends with it, and nobody has the device any longer.
     guest.begin(one)?;
     let worker = workers.worker()?;
@@ -248,4 +279,84 @@ fn served(context: &Context) -> Result<()> {
         )
     })?;
     devices.remove()
+}
+
+/// A program is suspended with its VM, and goes on: here, in another VMM that restores it, and in a third one that it
+/// moves to; each time with another worker.
+fn suspended(
+    context: &Context,
+    mut gantry: Gantry,
+    mut guest: Guest,
+    workers: Workers,
+) -> Result<(Gantry, Guest, Workers)> {
+    let (other, program) = ("/tmp/other", "/tmp/program");
+    let seat = |seat: &str| json!({"id": "a", "seat": seat});
+    let save = json!({"destination_url": url(context), "accel": "save"});
+
+    // One that cannot be suspended keeps all, and is named before anything stops.
+    guest.begin_as("computes", program)?;
+    let worker = workers.worker()?;
+    let with_one = files(worker)?;
+    guest.begin(other)?;
+    let why = "(native-programs) does not use the driver";
+    gantry.refused("vm.move-accel", Some(seat("Parked")), 500, why)?;
+    gantry.refused("vm.snapshot", Some(save.clone()), 500, why)?;
+    ensure!(gantry.state()? == "Running");
+    guest.goes_on(other)?;
+    guest.goes_on(program)?;
+    guest.run(&format!("kill -9 $(cat {other}.pid)"))?;
+
+    // In place: nothing is left in the host.
+    until("the killed program has left", || {
+        Ok(files(worker)? == with_one)
+    })?;
+    let parked = gantry.put("vm.move-accel", seat("Parked"));
+    parked.with_context(|| guest.run("cat /tmp/agent.log").unwrap_or_default())?;
+    ensure!(
+        workers.serving()?.is_none(),
+        "a suspended program has a worker"
+    );
+    ensure!(
+        guest.last(program)? == guest.last(program)?,
+        "a suspended program goes on"
+    );
+    gantry.put("vm.move-accel", seat("Host"))?;
+    guest.goes_on(program)?;
+    guest.is_right(program)?;
+
+    // A VM that is paused cannot suspend its programs.
+    gantry.act("vm.pause")?;
+    gantry.refused("vm.snapshot", Some(save.clone()), 405, "resume the VM")?;
+    gantry.act("vm.resume")?;
+
+    // Saved while it runs, it goes on; also where it is restored.
+    gantry.put("vm.snapshot", save)?;
+    ensure!(gantry.state()? == "Running");
+    guest.goes_on(program)?;
+    gantry.kill()?;
+    drop((gantry, guest, workers));
+    let workers = Workers::start(&context.dir)?;
+    let (gantry, mut guest) = restored(context, json!({}))?;
+    guest.goes_on(program)?;
+    guest.is_right(program)?;
+    let worker = workers.worker()?;
+
+    // Moved.
+    let waiting = wait_in(&context.dir.join("third"), &context.dir.join("serial.sock"))?;
+    let send = json!({"destination_url": waiting.url, "accel": "Move"});
+    let mut question = send.clone();
+    question["dry_run"] = true.into();
+    gantry.put("vm.send-migration", question)?;
+    phase_until(&gantry, &["Completed"])?;
+    guest.goes_on(program)?;
+    gantry.put("vm.send-migration", send)?;
+    phase_until(&gantry, &["Completed"])?;
+    let gantry_there = waiting.arrived()?;
+    until("the first worker ends", || Ok(has_ended(worker)))?;
+    drop((gantry, guest));
+    let mut guest = Guest::connect(&gantry_there.serial)?;
+    guest.goes_on(program)?;
+    guest.is_right(program)?;
+    guest.run(&format!("kill -9 $(cat {program}.pid)"))?;
+    Ok((gantry_there, guest, workers))
 }
