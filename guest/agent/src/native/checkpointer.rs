@@ -192,10 +192,14 @@ fn last(file: &mut File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The error that it has written last, with its causes.
+/// The error that it has written last, with its causes; or the last line, of whoever could not start it.
 fn reason(said: &str) -> Option<String> {
-    let begin = said.rfind(&format!("{NAME}: "))? + NAME.len() + 2;
-    let lines = said[begin..].lines();
+    let own = said.rfind(&format!("{NAME}: "));
+    let last = match own {
+        Some(at) => &said[at + NAME.len() + 2..],
+        None => said.lines().rfind(|line| !line.trim().is_empty())?,
+    };
+    let lines = last.lines();
     let parts = lines.map(|line| line.trim().trim_start_matches("because: "));
     Some(parts.collect::<Vec<_>>().join(": "))
 }
@@ -210,7 +214,8 @@ mod tests {
                     gantry-checkpoint: nothing was changed\n  because: cannot load libcuda.so.1\n  because: no file\n";
         let expected = "nothing was changed: cannot load libcuda.so.1: no file";
         assert_eq!(reason(said).as_deref(), Some(expected));
-        assert_eq!(reason("Killed\n"), None);
+        assert_eq!(reason("x\nno program\n\n").as_deref(), Some("no program"));
+        assert_eq!(reason(""), None);
     }
 
     #[test]

@@ -25,7 +25,7 @@ use super::{
 use crate::holders;
 
 /// How long the ends of suspended programs' device files may take to be seen.
-const RELEASE: Duration = Duration::from_secs(10);
+const RELEASE: Duration = Duration::from_secs(30);
 /// How long the slice may take to be closed.
 const CLOSE: Duration = Duration::from_secs(60);
 /// How often the wish is looked at while programs are suspended: nothing tells of the restored VM's end of it.
