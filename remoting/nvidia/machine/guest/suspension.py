@@ -4,8 +4,8 @@
     FOLDER/suspension.py BINARIES OUT [--seconds SECONDS]
 
 A guest boots and starts a program by a native context. Its VM is saved while it runs (`snapshot --accel save`), killed, and
-restored with another worker. What the program prints is compared with an uninterrupted run on the host. Then the same
-within one VM (`move-accel`). OUT gets consoles, logs and times.txt. Fails unless all steps are equal.
+restored with another worker. There, the program is suspended and resumed once more (`move-accel`). What it prints is compared
+with an uninterrupted run on the host. OUT gets consoles, logs and times.txt. Fails unless all steps are equal.
 """
 import argparse
 import os
@@ -14,13 +14,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import guests
 from disk import Disk
 from run import HERE, Machine, note, output, used
 
-STEPS, SECONDS = 45, 3
+STEPS, SECONDS = 100, 2
 # Where the agent finds the library and the program that it suspends others by.
 LIBRARY, CHECKPOINT = "lib/gantry-cuda", "bin/gantry-checkpoint"
 
@@ -38,11 +39,6 @@ class Steps:
                 if self.expected[step] != value:
                     raise guests.Ended(f"step {step} is {value}, natively {self.expected[step]}")
                 self.seen[step] = value
-
-    def until(self, guest, step, seconds):
-        """Waits until the program has done a step."""
-        before, match = guest.until(rf"step {step} \w+", seconds)
-        self.take([*before, match[0]])
 
     def next(self, guest, count, seconds):
         """Waits for so many further steps."""
@@ -77,42 +73,51 @@ def seconds_of(guest, *words):
 
 
 def suspensions(machine):
-    image = machine.disk("root.img", 8 << 30)
+    image, built = machine.disk("root.img", 8 << 30), {}
+
+    def building():
+        try:
+            built["steps"] = build(machine, image)
+            note("the disk is written, and the program has run natively")
+        except (OSError, subprocess.CalledProcessError) as error:
+            note(f"the disk is not written: {error}, {getattr(error, 'stderr', '')}")
+
+    builder = threading.Thread(target=building)
+    builder.start()
     accel = f"api=nvidia,id=gpu,socket={machine.path('nvidia')}/vm.sock,window={machine.options.window},pages=64M"
     guest = machine.seed("saved", image, "3G", accel)
-    expected = {}
-    machine.boot(guest, lambda: expected.update(build(machine, image)), "export LD_LIBRARY_PATH=/driver/lib; agent driver")
-    if len(expected) != STEPS:
-        raise guests.Ended(f"natively, the program has done {len(expected)} steps")
-    steps, times = Steps(expected), {}
+    machine.boot(guest, builder.join, "export LD_LIBRARY_PATH=/driver/lib; agent driver")
+    steps, times = Steps(built["steps"]), {}
     guest.send(f"stay ./suspended {STEPS} {SECONDS}")
-    steps.until(guest, 1, machine.left())
+    steps.next(guest, 2, machine.left())
     note(f"the program computes in the guest; the GPU has {used()} MiB in use")
-    times["suspended in place"] = seconds_of(guest, "move-accel", "gpu", "--to", "parked")
-    note(f"suspended: the GPU has {used()} MiB in use")
-    times["resumed in place"] = seconds_of(guest, "move-accel", "gpu", "--to", "host")
-    steps.next(guest, 1, machine.left())
     snapshot = machine.path("snapshot")
     os.makedirs(snapshot)
     times["suspended, paused, saved"] = seconds_of(guest, "snapshot", "--accel", "save", snapshot)
-    steps.next(guest, 1, machine.left())
+    note(f"saved in {times['suspended, paused, saved']:.1f} s: {output('du', '-sm', snapshot).split()[0]} MiB")
     guest.kill()
-    note(f"saved: {output('du', '-sm', snapshot).split()[0]} MiB; the VM is killed: the GPU has {used()} MiB in use")
+    time.sleep(2)
+    note(f"the VM is killed: the GPU has {used()} MiB in use")
     again, times["restored"] = machine.restored("restored", snapshot)
     begin = time.monotonic()
     steps.next(again, 1, machine.left())
     times["from restored to its first step"] = time.monotonic() - begin
-    before, _ = again.until("steps are done", machine.left())
-    steps.take(before)
+    note("the program goes on in the restored VM")
+    steps.next(again, 3, machine.left())
+    print(f"restored: equal up to step {max(steps.seen)}", flush=True)
+    times["suspended in place"] = seconds_of(again, "move-accel", "gpu", "--to", "parked")
+    note(f"suspended in place: the GPU has {used()} MiB in use")
+    times["resumed in place"] = seconds_of(again, "move-accel", "gpu", "--to", "host")
+    last = max(steps.seen)
+    while max(steps.seen) < last + 3:
+        steps.next(again, 1, machine.left())
     with open(os.path.join(machine.out, "times.txt"), "w") as file:
         for what, seconds in times.items():
             print(f"{what}: {seconds:.1f} s", file=file)
             note(f"{what}: {seconds:.1f} s")
-    missing = sorted(set(expected) - set(steps.seen))
-    print(f"{len(steps.seen)} of {STEPS} steps were seen, all equal; not seen: {missing}")
+    print(f"all {len(steps.seen)} steps that were printed are equal, the last is {max(steps.seen)}")
     again.kill()
-    # Steps that were done between the snapshot and the end of the VM are done again.
-    return 0 if len(missing) <= 2 and STEPS - 1 in steps.seen else 1
+    return 0
 
 
 def main():
