@@ -48,6 +48,16 @@ pub fn series(arbiter: &str, status: &Status) -> Series {
             _ => f64::from(client.weight) / weights,
         };
         let due = (metrics::CLIENT_DUE, due);
+        let waits = &client.waits;
+        for (quantile, wait) in [
+            ("0.5", waits.p50),
+            ("0.95", waits.p95),
+            ("0.99", waits.p99),
+            ("1", waits.longest),
+        ] {
+            let labels = [arbiter, &client.name, quantile];
+            series.set(metrics::CLIENT_WAIT, labels, seconds(wait));
+        }
         for (metric, value) in figures(client).into_iter().chain([due]) {
             series.set(metric, [arbiter, &client.name], value);
         }
@@ -59,6 +69,8 @@ pub fn series(arbiter: &str, status: &Status) -> Series {
 
 #[cfg(test)]
 mod tests {
+    use gpu_mediator::status::Waits;
+
     use super::*;
 
     fn client(name: &str, weight: u32, workers: usize) -> Client {
@@ -74,6 +86,10 @@ mod tests {
             memory: 1 << 33,
             killed: 1,
             holds: workers > 0,
+            waits: Waits {
+                p99: 12_000_000,
+                ..Waits::default()
+            },
         }
     }
 
@@ -109,11 +125,13 @@ mod tests {
             of(metrics::CLIENT_DUE, "gone", "0"),
             of(metrics::CLIENT_WORKERS, "gone", "0"),
             of(metrics::CLIENT_HOLDS, "123/a", "1"),
+            "gantry_client_wait_seconds{arbiter=\"r\",client=\"b\",quantile=\"0.99\"} 0.012\n"
+                .to_owned(),
         ] {
             assert!(text.contains(&expected), "{expected} is missing in {text}");
         }
         let lines = text.lines().filter(|line| !line.starts_with('#'));
-        assert_eq!(lines.count(), 3 + 11 * 3);
+        assert_eq!(lines.count(), 3 + 15 * 3);
     }
 
     #[test]

@@ -163,6 +163,8 @@ metrics! {
         "The part of the device that the weight stands for, among clients that have workers.";
     CLIENT_WORKERS: Gauge "gantry_client_workers" ["arbiter", "client"]
         "The client's workers, one for each application.";
+    CLIENT_WAIT: Gauge "gantry_client_wait_seconds" ["arbiter", "client", "quantile"]
+        "How long the client, while it has work, has waited until some of it was done, in the last 10 to 20 seconds.";
     CLIENT_HOLDS: Gauge "gantry_client_holds" ["arbiter", "client"]
         "Whether the client has the device now.";
 

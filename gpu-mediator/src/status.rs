@@ -50,6 +50,26 @@ pub struct Client {
     pub killed: u64,
     /// Whether it has the device now.
     pub holds: bool,
+    /// How long it has waited lately; for a virtual GPU, nothing.
+    #[serde(default)]
+    pub waits: Waits,
+}
+
+/// How long a client that has work has waited until some of it was done, in nanoseconds: from when it began to have work, or
+/// from its last completion. Over the last 10 to 20 seconds, or longer if nobody has read the status meanwhile. Rounded up
+/// by at most a quarter. A kernel's own length counts, and so does a function of the client's that its work waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Waits {
+    /// Number of waits.
+    pub count: u64,
+    /// Half of them were not longer than this.
+    pub p50: u64,
+    /// 95 of 100.
+    pub p95: u64,
+    /// 99 of 100.
+    pub p99: u64,
+    /// The longest.
+    pub longest: u64,
 }
 
 /// Path of the status socket of the process that serves at `socket`.

@@ -103,6 +103,11 @@ fn bytes(number: u64) -> String {
     format!("{value:.1} TiB")
 }
 
+/// Nanoseconds as milliseconds.
+fn millis(nanos: u64) -> String {
+    format!("{:8.2}", nanos as f64 / 1e6)
+}
+
 /// Draws the clients.
 fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Option<&str>) {
     let [head, body, foot] = Layout::vertical([
@@ -136,6 +141,9 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
             Cell::from(percent(row.share)),
             Cell::from(percent(row.due)),
             Cell::from(percent(row.queueing)),
+            Cell::from(millis(client.waits.p50)),
+            Cell::from(millis(client.waits.p99)),
+            Cell::from(millis(client.waits.longest)),
             Cell::from(format!("{:.0}", row.calls)),
             Cell::from(bytes(client.memory)),
             Cell::from(client.workers.to_string()),
@@ -143,9 +151,10 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
         ])
         .style(style)
     });
-    let widths = [24, 7, 8, 8, 8, 9, 9, 8, 7].map(Constraint::Length);
+    let widths = [24, 7, 8, 8, 8, 9, 9, 9, 9, 9, 8, 7].map(Constraint::Length);
     let names = [
-        "client", "weight", "device", "due", "waits", "calls/s", "memory", "workers", "killed",
+        "client", "weight", "device", "due", "waits", "P50 ms", "P99 ms", "longest", "calls/s",
+        "memory", "workers", "killed",
     ];
     let header = Row::new(names).style(Style::new().add_modifier(Modifier::REVERSED));
     frame.render_widget(Table::new(table, widths).header(header), body);

@@ -15,11 +15,13 @@
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`show`]: the status for readers.
+//! - [`tails`]: how long clients have waited.
 //! - [`trials`]: pools that try the device's time slices.
 
 pub mod connection;
 mod show;
 mod slicing;
+mod tails;
 mod trials;
 
 use std::{
@@ -39,6 +41,7 @@ use connection::{Newcomer, Worker};
 use remoting_transport::closer::Closer;
 use remoting_turns::message::{First, Word};
 use slicing::{Reported, Slicing};
+use tails::Tails;
 use trials::Trials;
 
 use crate::{
@@ -117,6 +120,7 @@ struct Vm {
     delayed: Duration,
     /// The device time in nanoseconds, calls and synchronous calls that readers of the status have seen last.
     shown: [u64; 3],
+    tails: Tails,
 }
 
 /// A worker, and its client.
@@ -501,6 +505,7 @@ impl Arbiter {
             sliced: Duration::ZERO,
             delayed: Duration::ZERO,
             shown: [0; 3],
+            tails: Tails::new(Moment::now()),
         };
         self.vms.insert(id, vm);
         id
@@ -929,6 +934,7 @@ impl Arbiter {
         vm.calls = vm.calls.saturating_add(calls.load(Ordering::Relaxed));
         vm.synchronous_calls =
             (vm.synchronous_calls).saturating_add(synchronous.load(Ordering::Relaxed));
+        vm.tails.keep(&account.waits.read());
         let now = Moment::now();
         if vm.waiting.is_empty() {
             self.scheduler.give_up(member.vm, now);

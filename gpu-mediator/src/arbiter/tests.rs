@@ -260,12 +260,18 @@ fn what_a_client_has_done_stays_when_one_of_its_workers_ends_and_its_memory_does
         account.calls.store(10 * worker, Ordering::Relaxed);
         account.synchronous.store(worker, Ordering::Relaxed);
         account.memory.store(100 * worker, Ordering::Relaxed);
+        for _ in 0..worker {
+            account.waits.count(Duration::from_millis(worker));
+        }
     }
     arranged.arbiter.leave(1);
     let status = arranged.arbiter.status(Moment::now());
     let client = &status.clients[0];
     let figures = (client.calls, client.synchronous_calls, client.memory);
     assert_eq!(figures, (30, 3, 200));
+    assert_eq!(client.waits.count, 3);
+    let longest = Duration::from_nanos(client.waits.longest);
+    assert!(longest > Duration::from_millis(2) && longest < Duration::from_micros(2500));
 }
 
 #[test]

@@ -33,7 +33,7 @@ use crate::{
     Moment, Slice,
     policy::{ClientId, Name, NoWeight, Weight},
     scheduler::{Dispatch, Scheduler},
-    status::Client,
+    status::{Client, Waits},
 };
 
 /// Minimum size of a partition: the least that nouveau starts with.
@@ -432,6 +432,7 @@ impl Mediator {
                 turns: used.turns,
                 calls: vm.figures.submissions,
                 synchronous_calls: 0,
+                waits: Waits::default(),
                 memory: vm.partition.bytes(),
                 killed: vm.figures.ended,
                 holds: self.scheduler.holder() == Some(ClientId(*id)),

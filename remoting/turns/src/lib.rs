@@ -15,7 +15,7 @@
 //! - [`pauses`]: how long an application is expected to stay away between two batches; [`presence`]: for how long it has
 //!   had work.
 //! - [`slices`]: where the device serves workers in time slices, a worker's are as the arbiter says; [`usage`]: what its
-//!   requests use there; [`trial`]: whether time slices work, which one pool at a time tries.
+//!   requests use there; [`waits`]: how long it waits for some of them; [`trial`]: whether time slices work, which one pool at a time tries.
 //! - [`page`]: the memory that worker and arbiter share; [`message`]: their messages; [`session`]: a
 //!   connection with both.
 //! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a confined
@@ -38,6 +38,7 @@ pub mod session;
 pub mod slices;
 pub mod trial;
 pub mod usage;
+pub mod waits;
 pub mod worker;
 
 pub use clock::Moment;

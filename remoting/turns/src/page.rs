@@ -10,6 +10,8 @@ use std::{
 
 use base::{Access, Mapping, memfd};
 
+use super::waits::Counts;
+
 /// Size of a page in bytes.
 const SIZE: usize = 4096;
 
@@ -130,7 +132,11 @@ pub struct Account {
     /// Whether others use the device, and the device keeps that record: it then counts, and not what requests are
     /// expected to use.
     pub is_metered: AtomicU32,
+    /// How long it has waited until some of its work was done, while it had some.
+    pub waits: Counts,
 }
+
+const _: () = assert!(size_of::<Account>() <= SIZE);
 
 /// Types that may be in memory that another process changes: every bit pattern is a valid value, and all changes are
 /// atomic.

@@ -33,6 +33,7 @@ use super::{
     session::{self, NoSession, Session},
     slices::{DRIVERS_SLICE, Sliced, Slices},
     usage::Usage,
+    waits::Waiting,
 };
 
 /// Maximum number of requests that the driver has at a time while the device serves workers in time slices.
@@ -94,6 +95,7 @@ pub struct Turns {
     completions: u64,
     usage: Usage,
     presence: Presence,
+    waiting: Waiting,
     /// By when a turn that was given back is to be over.
     promised: Option<Moment>,
     overrun: Duration,
@@ -143,6 +145,7 @@ impl Turns {
             completions: 0,
             usage: Usage::default(),
             presence: Presence::default(),
+            waiting: Waiting::default(),
             promised: None,
             overrun: Duration::ZERO,
             before: Duration::ZERO,
@@ -167,6 +170,7 @@ impl Turns {
     /// would be for ever.
     pub fn may_submit(&mut self, kind: RequestClass, stuck: bool, now: Moment) -> bool {
         self.pauses.end(self.meter.busy(), now);
+        self.waiting.begin(now);
         let Some(session) = self.current() else {
             return false;
         };
@@ -196,7 +200,11 @@ impl Turns {
 
     /// A call was carried out: who has submitted nothing by it, and has nothing outstanding, has no work.
     pub fn carried_out(&mut self, now: Moment) {
-        if self.sliced && self.meter.outstanding() == 0 {
+        if self.meter.outstanding() > 0 {
+            return;
+        }
+        self.waiting.forget();
+        if self.sliced {
             self.presence.rest(self.pauses.expected(), now);
             self.publish();
         }
@@ -264,6 +272,7 @@ impl Turns {
     /// A request was submitted.
     pub fn submitted(&mut self, kind: RequestClass, now: Moment) {
         self.meter.submitted(kind, now);
+        self.waiting.begin(now);
         if self.sliced {
             self.usage.submitted(kind, now);
             self.presence.begin(now);
@@ -292,6 +301,10 @@ impl Turns {
     }
 
     fn after_completion(&mut self, now: Moment) {
+        let waited = self.waiting.end(self.meter.outstanding() > 0, now);
+        if let (Some(waited), Some(session)) = (waited, &self.session) {
+            session.account().waits.count(waited);
+        }
         if self.meter.outstanding() == 0 {
             self.keep_promise(now);
             self.pauses.begin(now);

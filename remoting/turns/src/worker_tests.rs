@@ -6,6 +6,7 @@ use super::{
     super::{
         fake::{self, Fake},
         slices::Use,
+        waits::{CLASSES, bound},
     },
     *,
 };
@@ -45,6 +46,42 @@ fn what_only_the_client_can_bring_to_an_end_runs_in_nobodys_time() {
         turns.idle(true);
         assert_eq!(since(), 0, "somebody waits: {contended}");
     }
+}
+
+#[test]
+fn waits_for_a_turn_and_between_completions_are_counted() {
+    let (mut turns, fake) = start();
+    let mut counted = [0; CLASSES];
+    let mut waited = |expected: &[u64]| {
+        let now = fake.account.waits.read();
+        let before = std::mem::replace(&mut counted, now);
+        let new = now.iter().zip(before).enumerate();
+        let new = new.flat_map(|(class, (now, before))| vec![class; (now - before) as usize]);
+        let within = |(class, expected): (usize, &u64)| {
+            let least = class.checked_sub(1).map_or(Duration::ZERO, bound);
+            let expected = Duration::from_millis(*expected);
+            least <= expected && expected < bound(class)
+        };
+        let new: Vec<usize> = new.collect();
+        assert_eq!(new.len(), expected.len());
+        assert!(new.into_iter().zip(expected).all(within), "{expected:?}");
+    };
+    // Asked for the first time at 10 ms.
+    turn(&mut turns, &fake, millis(10), false);
+    assert!(turns.may_submit(CLASS, false, millis(30)));
+    turns.submitted(CLASS, millis(30));
+    turns.submitted(CLASS, millis(31));
+    turns.completed(1, millis(50));
+    waited(&[40]);
+    turns.completed(1, millis(51));
+    waited(&[1]);
+    // A call that submits nothing is no work.
+    assert!(turns.may_submit(CLASS, false, millis(100)));
+    turns.carried_out(millis(100));
+    assert!(turns.may_submit(CLASS, false, millis(200)));
+    turns.submitted(CLASS, millis(200));
+    turns.completed(1, millis(203));
+    waited(&[3]);
 }
 
 #[test]
