@@ -299,7 +299,7 @@ impl Leaving {
             let is_late = waited >= PATIENCE;
             let gives_up = is_late || self.cancel.is_cancelled();
             let held = self.on_machine(move |machine| {
-                let held = machine.devices().hold(waited).map_err(words);
+                let held = machine.hold(waited).map_err(words);
                 if held.is_err() && gives_up {
                     machine.devices().carry_on();
                     if let Err(error) = machine.resume() {

@@ -224,7 +224,6 @@ impl Control {
         wish: Option<GuestWish>,
         stopped: bool,
     ) {
-        let pauses = matches!(request, Some((Request::VmPause, _)));
         self.storage.wait = Some(Wait {
             request,
             wish,
@@ -232,13 +231,6 @@ impl Control {
             since: Instant::now(),
             for_what: String::new(),
         });
-        if stopped && pauses {
-            // What the guest has asked for until now comes first: a VM that is paused is not reset any more.
-            self.machine_events();
-            if self.exit.is_some() {
-                return self.abandon_storage_waits();
-            }
-        }
         self.look_at_storage();
     }
 
@@ -259,6 +251,16 @@ impl Control {
         };
         let waited = wait.since.elapsed();
         match self.hold(&wait, waited) {
+            Ok(()) if wait.stopped && matches!(wait.request, Some((Request::VmPause, _))) => {
+                // What the guest has asked for until now comes first: a VM that is paused is not reset any more.
+                self.storage.wait = Some(wait);
+                self.machine_events();
+                if self.exit.is_some() {
+                    self.abandon_storage_waits();
+                } else if let Some(wait) = self.storage.wait.take() {
+                    self.go_on(wait);
+                }
+            }
             Ok(()) => self.go_on(wait),
             Err(error) if wait.request.is_some() && waited >= PATIENCE => {
                 self.give_up_waiting(wait, &error);
@@ -287,7 +289,7 @@ impl Control {
                     Err(_) => Ok(()),
                 }
             }
-            _ => machine.devices().hold(waited),
+            _ => machine.hold(waited),
         }
     }
 

@@ -294,25 +294,44 @@ impl Machine {
     }
 
     /// Stops vCPUs, before [`Machine::pause`] or the end of the machine: nothing starts new requests to devices.
-    /// Resets that the guest has requested are completed, which takes a few seconds at most for each.
+    /// Resets that the guest has requested are completed, which takes a few seconds at most for each. A vCPU whose access
+    /// takes long stops when that is over ([`Machine::hold`]).
     pub fn stop(&mut self) {
         if let Some(watchdog) = self.platform.watchdog() {
             watchdog.pause();
         }
-        self.cpus.pause();
+        if let Err(error) = self.stop_vcpus(cpu::ACCESS) {
+            log::debug!("{error}");
+        }
+    }
+
+    fn stop_vcpus(&mut self, patience: Duration) -> Result<(), MachineError> {
+        self.cpus.pause(patience)?;
         self.consoles.stop();
         self.devices.finish_resets();
+        Ok(())
+    }
+
+    /// Holds back new requests of all devices of a machine that was [stopped](Machine::stop). Fails as long as a vCPU has
+    /// not stopped, or requests are in flight, for which the caller has `waited`: to be repeated, or undone by
+    /// [`Devices::carry_on`] and [`Machine::resume`].
+    pub fn hold(&mut self, waited: Duration) -> Result<(), MachineError> {
+        self.stop_vcpus(Duration::ZERO)?;
+        self.devices.hold(waited)
     }
 
     /// Stops vCPUs, then devices. If one of them cannot be stopped, all continue. Resets that the guest has requested
     /// are completed first, which takes a few seconds at most for each.
     pub fn pause(&mut self) -> Result<(), MachineError> {
         self.stop();
-        self.devices.pause().inspect_err(|_| {
-            if let Err(error) = self.resume() {
-                log::error!("after a pause that failed, the guest does not go on: {error}");
-            }
-        })
+        let stopped = self.stop_vcpus(Duration::ZERO);
+        stopped
+            .and_then(|()| self.devices.pause())
+            .inspect_err(|_| {
+                if let Err(error) = self.resume() {
+                    log::error!("after a pause that failed, the guest does not go on: {error}");
+                }
+            })
     }
 
     /// Prepares the machine for its end: waits for a bounded time until no device has outstanding requests to the host.
@@ -454,7 +473,8 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        self.cpus.pause();
+        // However long it takes: its threads use the memory.
+        while self.cpus.pause(cpu::ACCESS).is_err() {}
         self.consoles.stop();
     }
 }

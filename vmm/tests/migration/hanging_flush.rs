@@ -10,6 +10,8 @@ use std::{
     thread,
 };
 
+use serde_json::Value;
+
 use super::{Vmm, check_counting, has_kvm, slow_disk::start};
 
 const SIZE: usize = 1 << 20;
@@ -18,6 +20,7 @@ const SIZE: usize = 1 << 20;
 const LOOKUP: u32 = 1;
 const FORGET: u32 = 2;
 const GETATTR: u32 = 3;
+const SETATTR: u32 = 4;
 const OPEN: u32 = 14;
 const READ: u32 = 15;
 const WRITE: u32 = 16;
@@ -92,8 +95,8 @@ fn attributes(node: u64) -> Vec<u8> {
     all
 }
 
-/// The flushes that are held back; `None` if they are answered.
-type Held = Arc<Mutex<Option<Vec<u64>>>>;
+/// The flushes and writes that are held back, with their answers; `None` if they are answered.
+type Held = Arc<Mutex<Option<Vec<(u64, Vec<u8>)>>>>;
 
 fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()> {
     let mut contents = vec![0; SIZE];
@@ -101,6 +104,15 @@ fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()>
         let asked = Asked::read(fuse)?;
         let unique = asked.unique;
         let done = |body: &[u8]| answer(fuse, unique, 0, body);
+        // When it may.
+        let done_later =
+            |body: Vec<u8>| match &mut *held.lock().unwrap_or_else(PoisonError::into_inner) {
+                Some(waiting) => {
+                    waiting.push((unique, body));
+                    let _ = flushed.send(());
+                }
+                None => done(&body),
+            };
         match asked.operation {
             INIT => done(&words(&[
                 7,
@@ -124,7 +136,7 @@ fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()>
                 let entry = [FILE, 0, 0, 0, 0].map(u64::to_ne_bytes).concat();
                 done(&[entry, attributes(FILE)].concat());
             }
-            GETATTR => done(&[vec![0; 16], attributes(asked.node)].concat()),
+            GETATTR | SETATTR => done(&[vec![0; 16], attributes(asked.node)].concat()),
             OPEN => done(&[0; 16]),
             READ => {
                 let (at, len) = asked.range();
@@ -133,17 +145,16 @@ fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()>
             }
             WRITE => {
                 let (at, len) = asked.range();
-                contents[at..at + len].copy_from_slice(&asked.body[40..40 + len]);
-                done(&words(&[len as u32, 0]));
+                let data = &asked.body[40..40 + len];
+                contents
+                    .iter_mut()
+                    .skip(at)
+                    .zip(data)
+                    .for_each(|(to, byte)| *to = *byte);
+                done_later(words(&[len as u32, 0]));
             }
             STATFS => done(&[0; 80]),
-            FSYNC => match &mut *held.lock().unwrap_or_else(PoisonError::into_inner) {
-                Some(waiting) => {
-                    waiting.push(unique);
-                    let _ = flushed.send(());
-                }
-                None => done(&[]),
-            },
+            FSYNC => done_later(Vec::new()),
             RELEASE | FLUSH => done(&[]),
             FORGET | BATCH_FORGET | INTERRUPT => {}
             _ => answer(fuse, unique, libc::ENOSYS, &[]),
@@ -195,7 +206,7 @@ impl Storage {
         })
     }
 
-    /// Flushes wait from now on.
+    /// Flushes and writes wait from now on.
     fn hold(&self) {
         *self.held.lock().unwrap() = Some(Vec::new());
     }
@@ -207,20 +218,66 @@ impl Storage {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        for unique in held.into_iter().flatten() {
-            answer(&self.fuse, unique, 0, &[]);
+        for (unique, body) in held.into_iter().flatten() {
+            answer(&self.fuse, unique, 0, &body);
         }
     }
 }
 
 impl Drop for Storage {
     fn drop(&mut self) {
-        // Who waits for a flush cannot be killed.
+        // Who waits for an answer cannot be killed.
         self.allow();
         let at = CString::new(self.at.to_str().unwrap()).unwrap();
         // SAFETY: the string outlives the call.
         unsafe { libc::umount2(at.as_ptr(), libc::MNT_DETACH) };
     }
+}
+
+#[test]
+fn the_api_answers_while_a_vcpu_waits_for_the_file_of_its_console() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("storage");
+    let Some(storage) = Storage::mount(&at) else {
+        return;
+    };
+    let serial = format!("file={}", at.join("serial").display());
+    let mut vmm = Vmm::counting_to(dir.path(), "size=16M", &serial, &[]);
+    // Dropped first, so that the VMM can end.
+    let storage = storage;
+    storage.hold();
+    storage.flushed.recv().unwrap();
+    let pausing = start(&vmm, &["pause"]);
+    let progress = |vmm: &Vmm| {
+        let info: Value = serde_json::from_slice(&vmm.ctl(&["info"]).stdout).unwrap();
+        info["in_progress"].clone()
+    };
+    vmm.until("it waits", |vmm| {
+        let waits_for = progress(vmm)["waits_for"].to_string();
+        waits_for.contains("vCPU 0 waits for the host in an access")
+    });
+    assert_eq!(progress(&vmm)["operation"], "Pause");
+    assert!(vmm.ctl(&["ping"]).status.success());
+    let refused = vmm.ctl(&["nmi"]);
+    let why = String::from_utf8_lossy(&refused.stderr);
+    assert!(
+        why.contains("vCPU 0 waits for the host in an access"),
+        "{why}"
+    );
+    storage.allow();
+    assert!(pausing.wait_with_output().unwrap().status.success());
+    assert_eq!(progress(&vmm), Value::Null);
+    assert!(vmm.ctl(&["resume"]).status.success());
+    // It prints on, and may be ended meanwhile.
+    storage.hold();
+    storage.flushed.recv().unwrap();
+    let deleting = start(&vmm, &["delete"]);
+    assert!(vmm.ctl(&["ping"]).status.success());
+    storage.allow();
+    assert!(deleting.wait_with_output().unwrap().status.success());
 }
 
 #[test]

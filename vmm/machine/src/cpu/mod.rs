@@ -16,5 +16,5 @@ mod throttle;
 
 pub use calling::Calling;
 pub use memory_faults::DeviceMemory;
-pub use set::{CpuSetup, Cpus, CpusError, SavedCpu};
+pub use set::{ACCESS, CpuSetup, Cpus, CpusError, SavedCpu};
 pub use thread::CpuEvent;

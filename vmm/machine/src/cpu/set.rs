@@ -21,6 +21,12 @@ use super::{
 };
 use crate::buses::Buses;
 
+/// How long vCPUs have to end their accesses before whoever stops them looks again later.
+pub const ACCESS: Duration = Duration::from_millis(100);
+
+/// The same for what is refused otherwise.
+const LONG_ACCESS: Duration = Duration::from_secs(2);
+
 /// A time-stamp counter value that is far from any guest's: KVM ignores a new value that is close to the vCPU's
 /// previous one ([`Vcpu::set_tsc`]).
 const NOBODYS_TSC: u64 = 1 << 62;
@@ -51,6 +57,15 @@ pub enum CpusError {
         vcpu: u32,
         /// Why.
         source: io::Error,
+    },
+    /// An access of the vCPU's to a device, or to memory, is not over.
+    #[error(
+        "vCPU {vcpu} waits for the host in an access to a device or to memory: the storage of a console's file, or of \
+         memory that is restored on demand, may not answer"
+    )]
+    InAccess {
+        /// The vCPU.
+        vcpu: u32,
     },
     /// The vCPU's thread has ended or is running the guest.
     #[error("vCPU {vcpu} does not answer")]
@@ -111,6 +126,8 @@ pub struct Cpus {
     setup: CpuSetup,
     msrs: Vec<u32>,
     running: bool,
+    /// All are out of the guest, and know that it was paused.
+    paused: bool,
     throttle: Option<Throttle>,
     threads: BTreeMap<u32, VcpuThread>,
     /// Created before the states that they will get have arrived.
@@ -139,6 +156,7 @@ impl Cpus {
             setup,
             msrs: arch::msrs::to_save(&msrs),
             running: false,
+            paused: false,
             throttle: None,
             threads: BTreeMap::new(),
             expected: BTreeMap::new(),
@@ -206,7 +224,7 @@ impl Cpus {
 
     /// Lets all vCPUs run.
     pub fn resume(&mut self) {
-        self.running = true;
+        (self.running, self.paused) = (true, false);
         self.threads.values().for_each(VcpuThread::resume);
     }
 
@@ -238,14 +256,28 @@ impl Cpus {
     }
 
     /// Makes all vCPUs leave the guest, and tells the guest that it was paused.
-    pub fn pause(&mut self) {
+    ///
+    /// # Errors
+    /// The access of one of them takes longer than `patience`. All leave when their accesses are over: to be repeated,
+    /// or undone by [`Cpus::resume`].
+    pub fn pause(&mut self, patience: Duration) -> Result<(), CpusError> {
         self.running = false;
+        if self.paused {
+            return Ok(());
+        }
         // All of them first, so that they leave at the same time.
         self.threads.values().for_each(VcpuThread::request_park);
-        self.threads.values().for_each(VcpuThread::wait_parked);
+        let deadline = Instant::now() + patience;
+        for (&vcpu, thread) in &self.threads {
+            if !thread.wait_parked_until(deadline) {
+                return Err(CpusError::InAccess { vcpu });
+            }
+        }
         for thread in self.threads.values() {
             thread.with(|vcpu| vcpu.tell_paused());
         }
+        self.paused = true;
+        Ok(())
     }
 
     /// Resumes vCPUs that a device has frozen, and tells the guest that it was paused.
@@ -260,8 +292,8 @@ impl Cpus {
     /// Raises a non-maskable interrupt on every vCPU.
     pub fn nmi(&mut self) -> Result<(), CpusError> {
         let running = self.running;
-        self.pause();
-        let result = self.for_each(|vcpu| vcpu.nmi());
+        let paused = self.pause(LONG_ACCESS);
+        let result = paused.and_then(|()| self.for_each(|vcpu| vcpu.nmi()));
         if running {
             self.resume();
         }
@@ -285,10 +317,13 @@ impl Cpus {
         };
         let msrs = self.msrs.clone();
         thread.request_park();
-        thread.wait_parked();
+        let is_parked = thread.wait_parked_until(Instant::now() + LONG_ACCESS);
         let needs = thread.with(move |vcpu| vcpu.needs(&msrs));
         if self.running {
             thread.resume();
+        }
+        if !is_parked {
+            return Err(CpusError::InAccess { vcpu });
         }
         let needs = needs.ok_or(CpusError::Unresponsive { vcpu })?;
         needs.map_err(|source| CpusError::Kvm { vcpu, source })
@@ -435,6 +470,8 @@ impl Cpus {
 
     fn start(&mut self, index: u32, vcpu: Vcpu) -> Result<(), CpusError> {
         let thread = self.spawn(index, vcpu)?;
+        // It may not have come to where it waits yet.
+        self.paused = false;
         self.threads.insert(index, thread);
         Ok(())
     }

@@ -187,6 +187,20 @@ impl VcpuThread {
         }
     }
 
+    /// The same, at most until then; false if it still is not.
+    pub fn wait_parked_until(&self, deadline: Instant) -> bool {
+        let mut parking = self.shared.parking();
+        while !parking.parked {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return false;
+            }
+            let waited = self.shared.changed.wait_timeout(parking, left);
+            parking = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
     /// Waits until the vCPU is on its way into the guest; false if it still is not by then.
     pub fn wait_running(&self, patience: Duration) -> bool {
         let deadline = Instant::now() + patience;
