@@ -84,11 +84,7 @@ impl Core {
             give_name(&new, path)
         };
         complete()
-            .inspect_err(|_| {
-                if let Err(error) = fs::remove_file(&new) {
-                    log::warn!("cannot remove {}: {error}", new.display());
-                }
-            })
+            .inspect_err(|_| remove(&new))
             .map_err(failed(path))
     }
 
@@ -128,15 +124,26 @@ fn incomplete(path: &Path) -> PathBuf {
     name.into()
 }
 
-/// Renames a complete core dump, unless there is a file of the name. It first takes the name with an empty file, which
-/// every file system refuses if there is one; not all of them have `RENAME_NOREPLACE`.
+/// Renames a complete core dump, unless there is a file of the name: it has both names for a moment. Where the file
+/// system has no hard links, the name is first taken by an empty file, which every file system refuses if there is one;
+/// not all of them have `RENAME_NOREPLACE`.
 fn give_name(new: &Path, path: &Path) -> io::Result<()> {
-    memory_file::create_private(path)?;
-    fs::rename(new, path).inspect_err(|_| {
-        if let Err(error) = fs::remove_file(path) {
-            log::warn!("cannot remove {}: {error}", path.display());
+    match fs::hard_link(new, path) {
+        Ok(()) => {
+            remove(new);
+            return Ok(());
         }
-    })
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
+        Err(_) => {}
+    }
+    memory_file::create_private(path)?;
+    fs::rename(new, path).inspect_err(|_| remove(path))
+}
+
+fn remove(path: &Path) {
+    if let Err(error) = fs::remove_file(path) {
+        log::warn!("cannot remove {}: {error}", path.display());
+    }
 }
 
 /// Fails if there is such a file.
@@ -382,6 +389,30 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), expected);
             fs::remove_file(&path).unwrap();
         }
+    }
+
+    #[test]
+    fn nobody_sees_the_name_of_a_core_dump_without_its_contents() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, new] = ["core", "core.new"].map(|name| dir.path().join(name));
+        let is_over = std::sync::atomic::AtomicBool::new(false);
+        let order = std::sync::atomic::Ordering::Relaxed;
+        std::thread::scope(|scope| {
+            let looks = scope.spawn(|| {
+                while !is_over.load(order) {
+                    // Absent between two of them.
+                    let seen = fs::read_to_string(&path).unwrap_or("whole".to_owned());
+                    assert_eq!(seen, "whole");
+                }
+            });
+            for _ in 0..5000 {
+                fs::write(&new, "whole").unwrap();
+                give_name(&new, &path).unwrap();
+                fs::remove_file(&path).unwrap();
+            }
+            is_over.store(true, order);
+            looks.join().unwrap();
+        });
     }
 
     #[test]

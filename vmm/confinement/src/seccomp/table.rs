@@ -266,6 +266,7 @@ const SNAPSHOT: &[i64] = &[
     libc::SYS_fstat,
     libc::SYS_fsync,
     libc::SYS_ftruncate,
+    libc::SYS_linkat,
     libc::SYS_lseek,
     libc::SYS_mincore,
     libc::SYS_openat,
