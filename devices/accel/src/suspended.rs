@@ -54,7 +54,13 @@ fn in_use(ports: &[(String, Handle)]) -> impl Iterator<Item = (&str, &Handle)> {
 
 fn ask(id: &str, port: &Handle, seat: &Seat, patience: &Patience) -> Result<(), String> {
     let why = match port.ask_seats(seat, patience.left(), patience.cancellation()) {
-        Ok(Answer { outcome, .. }) if outcome.kind == OutcomeKind::Done => return Ok(()),
+        Ok(Answer { outcome, .. }) if outcome.kind == OutcomeKind::Done => {
+            if *seat != Seat::Examined {
+                let count = outcome.applications;
+                log::info!("{id:?}: {count} programs are suspended in the guest's memory");
+            }
+            return Ok(());
+        }
         Ok(Answer { reason, .. }) if reason.is_empty() => "its agent's log says why".to_owned(),
         Ok(Answer { reason, .. }) => reason,
         Err(unknown) => unknown.to_string(),

@@ -320,6 +320,15 @@ fn suspended(
         guest.last(program)? == guest.last(program)?,
         "a suspended program goes on"
     );
+    // Nor does the agent have to be there. The next one leaves it as it is until the host has it go on.
+    guest.run("killall -9 gantry-agent")?;
+    guest.serve()?;
+    let before = guest.last(program)?;
+    gantry.put("vm.move-accel", seat("Parked"))?;
+    ensure!(
+        guest.last(program)? == before,
+        "a suspended program goes on"
+    );
     gantry.put("vm.move-accel", seat("Host"))?;
     guest.goes_on(program)?;
     guest.is_right(program)?;
@@ -335,8 +344,17 @@ fn suspended(
     guest.goes_on(program)?;
     gantry.kill()?;
     drop((gantry, guest, workers));
-    let workers = Workers::start(&context.dir)?;
     let (gantry, mut guest) = restored(context, json!({}))?;
+    // There is no worker yet: it stays suspended, and is tried again.
+    guest.eventually("cat /tmp/agent.log", |log| {
+        log.contains("not all programs are resumed")
+    })?;
+    let before = guest.last(program)?;
+    ensure!(
+        guest.last(program)? == before,
+        "it goes on without a worker"
+    );
+    let workers = Workers::start(&context.dir)?;
     guest.goes_on(program)?;
     guest.is_right(program)?;
     let worker = workers.worker()?;

@@ -108,9 +108,12 @@ impl Control {
                 })
             }
             Then::Pause(_) => {
-                ports.retain(|(_, port)| port.is_native());
+                let others = ports.extract_if(.., |(_, port)| !port.is_native());
+                let others: Vec<_> = others.collect();
                 self.start_thread(move || {
-                    let suspended = applications::stop(ports, cancel);
+                    // An obstacle of others is known before anything stops.
+                    let movable = applications::check_movable(&others, cancel.clone());
+                    let suspended = movable.and_then(|()| applications::stop(ports, cancel));
                     control.ask(move |control| control.programs_are_suspended(number, suspended));
                 })
             }
