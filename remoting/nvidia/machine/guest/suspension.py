@@ -8,6 +8,7 @@ restored with another worker. There, the program is suspended and resumed once m
 with an uninterrupted run on the host. OUT gets consoles, logs and times.txt. Fails unless all steps are equal.
 """
 import argparse
+import glob
 import os
 import re
 import shutil
@@ -49,10 +50,23 @@ class Steps:
 
 def build(machine, image):
     """The guest's disk. Returns what the program prints natively, by step."""
-    root = machine.path("root")
-    output(os.path.join(HERE, "make-root.sh"), machine.binaries, root)
+    root, nothing = machine.path("root"), machine.path("nothing")
+    # Only the program below is compiled, and it needs no library of CUDA's.
+    os.makedirs(nothing)
+    for name in ("nvcc", "ldconfig"):
+        with open(os.path.join(nothing, name), "w") as file:
+            file.write("#!/bin/sh\n")
+        os.chmod(file.name, 0o755)
+    environment = {**os.environ, "PATH": f"{nothing}:{os.environ['PATH']}"}
+    output(os.path.join(HERE, "make-root.sh"), machine.binaries, root, env=environment)
     os.makedirs(os.path.join(root, "driver"))
     output("debugfs", "-R", f"rdump /lib {root}/driver", machine.path("driver.img"))
+    for library in glob.glob(f"{root}/driver/lib/lib*.so.*"):
+        done = subprocess.run(["ldd", library], capture_output=True, text=True)
+        for needed in re.findall(r"=> (/[^ ]+) \(", done.stdout):
+            to = os.path.join(root, "lib/x86_64-linux-gnu", os.path.basename(needed))
+            if not os.path.exists(to) and not re.match(r"lib(cuda|nvidia)", os.path.basename(needed)):
+                shutil.copy(needed, to)
     os.makedirs(os.path.join(root, LIBRARY))
     shutil.copy(os.path.join(machine.binaries, "libgantry_nvidia_preload.so"), os.path.join(root, LIBRARY))
     shutil.copy(os.path.join(machine.binaries, "gantry-checkpoint"), os.path.join(root, CHECKPOINT))
@@ -84,8 +98,10 @@ def suspensions(machine):
 
     builder = threading.Thread(target=building)
     builder.start()
-    accel = f"api=nvidia,id=gpu,socket={machine.path('nvidia')}/vm.sock,window={machine.options.window},pages=64M"
-    guest = machine.seed("saved", image, "3G", accel)
+    # With a limit, what others have of the GPU does not count as the program's.
+    socket = os.path.join(machine.path("nvidia"), "vm.sock")
+    accel = f"api=nvidia,id=gpu,socket={socket},window={machine.options.window},pages=64M,memory=4G"
+    guest = machine.seed("saved", image, "2560M", accel)
     machine.boot(guest, builder.join, "export LD_LIBRARY_PATH=/driver/lib; agent driver")
     steps, times = Steps(built["steps"]), {}
     guest.send(f"stay ./suspended {STEPS} {SECONDS}")
