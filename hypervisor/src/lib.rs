@@ -16,6 +16,7 @@
 
 mod current;
 pub mod dirty_log;
+mod emulation;
 mod error;
 mod gsi;
 mod kvm;

@@ -15,7 +15,9 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{VcpuExit, VcpuFd};
 
-use crate::{CpuNeeds, Error, Result, VcpuState, VcpuStats, nested, state::IA32_TSC};
+use crate::{
+    CpuNeeds, Error, Result, VcpuState, VcpuStats, emulation::Instruction, nested, state::IA32_TSC,
+};
 
 /// The MSR in which firmware enables VMX and locks that setting.
 const IA32_FEATURE_CONTROL: u32 = 0x3a;
@@ -161,14 +163,15 @@ impl Vcpu {
                 // SAFETY: the page is mapped as long as `self.fd` lives, and KVM filled in this
                 // member of the union for this exit reason.
                 let internal = unsafe { run_page.as_ref().__bindgen_anon_1.internal };
-                let reason = format!(
-                    "KVM internal error {} (data {:x?}); this host's KVM may lack an instruction",
-                    internal.suberror,
-                    internal
-                        .data
-                        .get(..(internal.ndata as usize).min(4))
-                        .unwrap_or_default()
-                );
+                let data = internal.data.get(..internal.ndata as usize);
+                let data = data.unwrap_or_default();
+                let reason = match Instruction::of_error(internal.suberror, data) {
+                    Some(instruction) => {
+                        let address = self.regs().map_or(0, |regs| regs.rip);
+                        format!("KVM cannot emulate the instruction at {address:#x}, {instruction}")
+                    }
+                    None => format!("KVM internal error {} (data {data:x?})", internal.suberror),
+                };
                 return Err(Error::Stopped {
                     vcpu: self.id,
                     reason,

@@ -136,9 +136,29 @@ impl Host {
         } else if !self.opens("/dev/kvm") {
             let cure = "add the user to the group kvm: usermod -aG kvm USER, and log in again";
             finding(subject, Verdict::Missing, "/dev/kvm cannot be opened", cure)
-        } else {
+        } else if self.is_virtualized_by_hardware() {
             finding(subject, Verdict::Ready, "/dev/kvm can be used", "")
+        } else {
+            let state = "/dev/kvm can be used, without hardware virtualization: guests' kernels are emulated";
+            let cure = "a stock kernel does not boot: make one as docs/user/emulated-kernels.md says, \
+                        or use a host with VT-x or AMD-V";
+            finding(subject, Verdict::Ready, state, cure)
         }
+    }
+
+    /// Whether the processor can run guests. Where the kernel does not tell, it is assumed.
+    fn is_virtualized_by_hardware(&self) -> bool {
+        let has_module = |name: &str| self.path(&format!("/sys/module/{name}")).exists();
+        let processor = self.read("/proc/cpuinfo").unwrap_or_default();
+        let mut flags = processor
+            .lines()
+            .filter(|line| line.starts_with("flags"))
+            .flat_map(str::split_whitespace)
+            .peekable();
+        has_module("kvm_intel")
+            || has_module("kvm_amd")
+            || flags.peek().is_none()
+            || flags.any(|flag| flag == "vmx" || flag == "svm")
     }
 
     fn tap(&self) -> Finding {
@@ -574,6 +594,26 @@ mod tests {
         let others = &findings[1..];
         assert!(others.iter().all(|f| f.verdict == Verdict::Optional));
         assert!(others.iter().all(|f| !f.cure.is_empty()));
+    }
+
+    #[test]
+    fn a_kvm_without_hardware_virtualization_is_told_from_others() {
+        let emulated =
+            "/dev/kvm can be used, without hardware virtualization: guests' kernels are emulated";
+        let usual = "/dev/kvm can be used";
+        let (none, vmx) = ("flags\t\t: fpu sse\nbugs\t: vmx\n", "flags\t\t: fpu vmx\n");
+        let module = "sys/module/kvm_amd/parameters/npt";
+        for (files, state) in [
+            (&[("proc/cpuinfo", none)][..], emulated),
+            (&[("proc/cpuinfo", none), (module, "Y")], usual),
+            (&[("proc/cpuinfo", vmx)], usual),
+            (&[], usual),
+        ] {
+            let (_dir, host) = host(&[files, &[("dev/kvm", "")]].concat());
+            let kvm = &host.examine()[0];
+            assert_eq!((kvm.verdict, kvm.state.as_str()), (Verdict::Ready, state));
+            assert_eq!(kvm.cure.is_empty(), state == usual);
+        }
     }
 
     #[test]
