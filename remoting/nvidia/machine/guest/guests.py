@@ -10,7 +10,7 @@ import time
 # From noxsave on, all is for a KVM that emulates ring 0 (README.md).
 CMDLINE = (
     "console=hvc0 quiet loglevel=3 root=/dev/vda ro init=/init random.trust_cpu=on mitigations=off profile=6 "
-    "noxsave zeroed_memory tsc=reliable no_timer_check initcall_blacklist=blake2s_mod_init "
+    "noxsave zeroed_memory tsc=reliable no_timer_check swiotlb=noforce initcall_blacklist=blake2s_mod_init "
     "clearcpuid=cx16,smap,smep,popcnt,fsgsbase,invpcid,pcid,umip,rdtscp,xsave,erms,fsrm "
     "GLIBC_TUNABLES=glibc.cpu.hwcaps=-AVX512F,-AVX512VL,-AVX512BW,-AVX2,-AVX,-AVX_Fast_Unaligned_Load,-ERMS,-FSRM:"
     "glibc.malloc.mmap_threshold=33554432:glibc.malloc.trim_threshold=4294967295:glibc.malloc.arena_max=1:glibc.malloc.top_pad=67108864"

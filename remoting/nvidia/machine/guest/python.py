@@ -1,4 +1,5 @@
 """A Python program with all that it imports, as files of a guest's disk."""
+import functools
 import importlib.util
 import marshal
 import os
@@ -15,6 +16,7 @@ PRELOADED = "libgantry_nvidia_preload.so"
 DRIVER = ("libcuda.so", "libnvidia-", "libcudadebugger.so")
 
 
+@functools.cache
 def code(path, work):
     """A compiled module."""
     cached = importlib.util.cache_from_source(path)
