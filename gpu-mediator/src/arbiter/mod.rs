@@ -3,15 +3,15 @@
 //! It holds only scheduling state: if it is killed and restarted, it learns about its workers when they reconnect. When
 //! a worker ends, what it held becomes free.
 //!
-//! Workers may lie. What they report about their use of the device decides nothing that could harm another worker: a
+//! Workers may lie. With turns, what they report about their use of the device decides nothing that could harm another worker: a
 //! turn that others wait for is charged by the clock, less what other clients are charged for in it. A process has one
 //! connection, identified by the process handle with which its pool introduces it, and a limited time to identify
 //! itself. Its name and weight also come from its pool, which received them before any application code ran in the
 //! worker, so a compromised worker cannot change them.
 //!
 //! With the policy `ledger`, as long as all workers can set their time slices, nobody takes turns: [`slicing`] tells each
-//! worker how long its slices are, and stops those that have overdrawn. Workers report what they have used, so clients must
-//! trust each other ([`ledger`](crate::policy::ledger)).
+//! worker how long its slices are, and stops those that have overdrawn. There, what workers report decides: they read it from
+//! the device's record, and a worker that was taken over can report less ([`ledger`](crate::policy::ledger)).
 //!
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`show`]: the status for readers.

@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use base::note::Seldom;
 use remoting_turns::page::Mode;
 
 use super::{Arbiter, Member, Over};
@@ -34,6 +35,8 @@ const HOLD: Duration = Duration::from_millis(120);
 const LONG: Duration = Duration::from_millis(50);
 /// A smaller relative difference from the slice that a worker was told is not worth a call.
 const WORTH: f64 = 0.04;
+/// After turns, slices are used again when all workers could for so long.
+pub(super) const SETTLED: Duration = Duration::from_secs(2);
 /// For how long a worker may go on although it was told to stop, if there is no limit for requests.
 const DISOBEDIENCE: Duration = Duration::from_secs(10);
 
@@ -55,10 +58,14 @@ pub(super) struct Reported {
 pub(super) struct Slicing {
     mode: Mode,
     /// By number of the GPU.
-    ledgers: BTreeMap<u32, Ledger>,
+    pub(super) ledgers: BTreeMap<u32, Ledger>,
     next: Option<Moment>,
     /// Number of reviews since somebody had work.
     quiet: u32,
+    /// Since when all workers could set their slices, while turns are taken.
+    could: Option<Moment>,
+    /// When the log last said how the device is shared.
+    said: Seldom,
 }
 
 impl Slicing {
@@ -72,9 +79,12 @@ impl Slicing {
         self.mode
     }
 
-    /// When to read reports again.
+    /// When to read reports again, or to use slices again.
     pub(super) fn next(&self) -> Option<Moment> {
-        self.next.filter(|_| self.is_on())
+        match self.is_on() {
+            true => self.next,
+            false => self.could.map(|since| since + SETTLED),
+        }
     }
 }
 
@@ -89,17 +99,25 @@ fn gpus(bits: u64) -> impl Iterator<Item = u32> {
     (0..u64::BITS).filter(move |gpu| bits >> gpu & 1 != 0)
 }
 
+/// Whether a worker can be told about its slices: what it reports is not divided among GPUs.
+fn can_slice(member: &Member) -> bool {
+    let gpus = member.worker.account().gpus.load(Ordering::Relaxed);
+    member.sliced && gpus.count_ones() <= 1
+}
+
 impl Arbiter {
     /// Shares by slices if all workers can, otherwise by turns; and does what is due.
     pub(super) fn share_by_slices(&mut self, now: Moment) {
-        let can = |member: &Member| {
-            let gpus = member.worker.account().gpus.load(Ordering::Relaxed);
-            // What is reported is not divided among GPUs.
-            member.sliced && gpus.count_ones() <= 1
-        };
-        let can = self.policy == Name::Ledger && self.members.values().all(can);
-        if can != self.slicing.is_on() {
-            self.change_sharing(can, now);
+        let can = self.policy == Name::Ledger && self.members.values().all(can_slice);
+        // One that comes and goes does not have all change each time.
+        let since = *self.slicing.could.get_or_insert(now);
+        let settled = now.since(since) >= SETTLED || self.slicing.mode == Mode::default();
+        if !can {
+            self.slicing.could = None;
+        }
+        let slices = can && (settled || self.slicing.is_on());
+        if slices != self.slicing.is_on() {
+            self.change_sharing(slices, now);
         }
         if self.slicing.is_on() && self.slicing.next.is_none_or(|next| next <= now) {
             self.review_slices(now);
@@ -113,10 +131,11 @@ impl Arbiter {
             self.scheduler.give_up(*id, now);
         }
         let mode = self.slicing.mode.next();
-        self.slicing = Slicing {
-            mode,
-            ..Slicing::default()
-        };
+        // Accounts are kept: what was owed still is.
+        (self.slicing.mode, self.slicing.next) = (mode, None);
+        for ledger in self.slicing.ledgers.values_mut() {
+            ledger.interrupt(now);
+        }
         for member in self.members.values_mut() {
             member.disobeyed = Duration::ZERO;
             member.reported = None;
@@ -131,16 +150,21 @@ impl Arbiter {
                 member.worker.share(mode);
             }
         }
-        if self.members.values().any(|member| member.sliced) {
-            log::info!(
-                "{}",
-                match slices {
-                    true => "all workers can set their time slices: the device serves them at once",
-                    false =>
-                        "a worker cannot set its time slices, or has contexts on several GPUs: all take \
-                         turns",
-                }
-            );
+        if !self.members.values().any(|member| member.sliced) {
+            return;
+        }
+        let Some(unsaid) = self.slicing.said.due() else {
+            return;
+        };
+        let first = self.members.values().find(|member| !can_slice(member));
+        match first.and_then(|member| self.vms.get(&member.vm)) {
+            Some(vm) if !slices => log::info!(
+                "a worker of {} cannot set its time slices, or has contexts on several GPUs: all take turns{unsaid}",
+                vm.name
+            ),
+            _ => log::info!(
+                "all workers can set their time slices: the device serves them at once{unsaid}"
+            ),
         }
     }
 
@@ -164,7 +188,8 @@ impl Arbiter {
                 .or_insert_with(|| Ledger::new(now));
             let here = || news.iter().filter(|news| news.gpus >> gpu & 1 != 0);
             let clients: BTreeSet<ClientId> = here().map(|news| news.vm).collect();
-            ledger.retain(|client| clients.contains(&client));
+            // One without workers for now still owes what it has overdrawn.
+            ledger.retain(|client| self.vms.contains_key(&client));
             for client in clients {
                 let Some(vm) = self.vms.get_mut(&client) else {
                     continue;

@@ -14,7 +14,7 @@ use remoting_turns::{
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-use super::*;
+use super::{slicing::SETTLED, *};
 use crate::policy::ledger::FIRST_SLICE;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -625,8 +625,44 @@ fn all_share_by_slices_as_long_as_all_can() {
     assert_eq!(modes(&arranged), [false; 3]);
     arranged.turn(1);
     arranged.arbiter.leave(3);
-    arranged.arbiter.share_by_slices(Moment::now());
+    // Not at once: another one may come.
+    let now = Moment::now();
+    arranged.arbiter.share_by_slices(now);
+    assert!(!arranged.arbiter.slicing.is_on());
+    let settled = arranged.arbiter.slicing.next().unwrap();
+    assert_eq!(settled.since(now), SETTLED);
+    arranged.arbiter.share_by_slices(settled);
     assert!(arranged.arbiter.slicing.is_on() && arranged.arbiter.turn.is_none());
+}
+
+#[test]
+fn who_comes_and_goes_without_slices_makes_nobody_forget_debts() {
+    let mut arranged = arrange_slices("toggles", &[1, 3]);
+    let mut now = Moment::now();
+    let mut share = |arranged: &mut Arranged, uses: &[f64], count| {
+        for _ in 0..count {
+            report(arranged, uses, now);
+            now += Duration::from_millis(4);
+            arranged.arbiter.share_by_slices(now);
+        }
+    };
+    share(&mut arranged, &[0.5, 0.3], 50);
+    let slices = |arranged: &Arranged| {
+        [1, 2].map(|id| arranged.arbiter.members[&id].worker.time_slice().unwrap())
+    };
+    let before = slices(&arranged);
+    assert!(before[0] < before[1] / 2, "{before:?}");
+    let path = arranged.folder.join("socket");
+    arranged.join(&path, "cannot");
+    share(&mut arranged, &[0.0, 0.0], 1);
+    assert!(!arranged.arbiter.slicing.is_on());
+    arranged.arbiter.leave(3);
+    share(&mut arranged, &[0.0, 0.0], 502);
+    assert!(arranged.arbiter.slicing.is_on());
+    let ledger = &arranged.arbiter.slicing.ledgers[&0];
+    let vms = [1, 2].map(|id| arranged.arbiter.members[&id].vm);
+    let after = vms.map(|vm| ledger.slice(vm).unwrap());
+    assert!(after[0] < after[1] / 2, "{after:?}");
 }
 
 #[test]
@@ -711,7 +747,9 @@ fn a_turn_that_nobody_uses_ends_when_slices_begin() {
     account.claim.store(claim::IDLE, Ordering::Relaxed);
     let before = arranged.arbiter.members[&1].worker.mode();
     arranged.arbiter.leave(2);
-    arranged.arbiter.share_by_slices(Moment::now());
+    let now = Moment::now();
+    arranged.arbiter.share_by_slices(now);
+    arranged.arbiter.share_by_slices(now + SETTLED);
     assert_eq!(claim(&arranged), claim::NONE);
     // Back to turns at once: the worker sees that there was a change.
     arranged.join(&path, "cannot either");

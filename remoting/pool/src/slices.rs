@@ -11,6 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::gpus::{Choice, Selection};
 use remoting_cuda::timeslice::{
     self, UNRENEWED,
     trial::{self, Command, Grid},
@@ -25,8 +26,10 @@ use super::{
     process::{self, Worker},
 };
 
-/// How long all may take.
+/// How long all may take; a trial for an arbiter no longer than others wait for it.
 const PATIENCE: Duration = Duration::from_secs(180);
+const TRIAL: Duration = Duration::from_secs(25);
+const _: () = assert!(TRIAL.as_secs() < pools::LONGEST.as_secs());
 /// How long a kernel runs for what is counted.
 const RUN: Duration = Duration::from_millis(400);
 /// Time in which a kernel's writes have arrived.
@@ -77,6 +80,8 @@ struct Process {
     child: Child,
     input: ChildStdin,
     output: BufReader<ChildStdout>,
+    /// Number of GPUs that it can try.
+    gpus: u32,
     _folder: Folder,
 }
 
@@ -98,6 +103,7 @@ impl Process {
             .args(["--api", ApiId::Cuda.name()])
             .args(["--library", options.library(ApiId::Cuda)])
             .args(["--heap", &(options.heap() >> 20).to_string()])
+            .args(["--devices", &options.devices.to_string()])
             .arg("--cache")
             .arg(&folder.0)
             .envs(compiled::variables(&folder.0))
@@ -124,9 +130,10 @@ impl Process {
             child,
             input,
             output: BufReader::new(output),
+            gpus: 0,
             _folder: folder,
         };
-        process.answer("start")?;
+        process.gpus = u32::try_from(process.answer("start")?).unwrap_or(u32::MAX);
         Ok(process)
     }
 
@@ -181,11 +188,21 @@ pub(super) fn work(program: &Path, options: &Options, folder: &Path, arbiter: &P
     if timeslice::of_this_process().is_err() {
         return false;
     }
+    if has_instances() {
+        base::note!("gantry-accel: workers take turns, as a GPU is divided into instances (MIG)");
+        return false;
+    }
     let turn = match pools::ask(arbiter, &device(options)) {
         Ok((Answer::Unneeded, _)) => return false,
         Ok((Answer::Known, _)) => return true,
         Ok((Answer::Try, turn)) => Some(turn),
-        // Other pools may try meanwhile, and then none may find that it works.
+        Err(error) if error.kind() == io::ErrorKind::TimedOut => {
+            base::note!(
+                "gantry-accel: workers take turns, as trials of time slices by other pools have not ended; start this pool again"
+            );
+            return false;
+        }
+        // There is no arbiter. Other pools may try meanwhile, and then none may find that it works.
         Err(_) => None,
     };
     let works = tried(program, options, folder);
@@ -196,7 +213,16 @@ pub(super) fn work(program: &Path, options: &Options, folder: &Path, arbiter: &P
     works
 }
 
-/// What a trial is of: the driver, and the GPUs among which it is the first one.
+/// Whether a GPU of this machine is divided into instances: some have engines of their own, which the record of context
+/// switches does not tell apart.
+fn has_instances() -> bool {
+    let below = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let gpus = below(Path::new("/proc/driver/nvidia/capabilities"));
+    gpus.flat_map(|gpu| below(&gpu.path().join("mig")).collect::<Vec<_>>())
+        .any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"gi"))
+}
+
+/// What a trial is of: the driver, and the GPUs that are lent.
 fn device(options: &Options) -> String {
     let mut hasher = DefaultHasher::new();
     fs::read("/proc/driver/nvidia/version")
@@ -222,8 +248,29 @@ fn tried(program: &Path, options: &Options, folder: &Path) -> bool {
 fn work_now(program: &Path, options: &Options, folder: &Path) -> Result<Result<(), String>, Error> {
     let mut one = Process::start(program, options, folder, 1)?;
     let mut other = Process::start(program, options, folder, 2)?;
+    for process in [&mut one, &mut other] {
+        process.tell(Command::Limit(TRIAL.as_secs() as u32))?;
+    }
+    for gpu in 0..one.gpus {
+        if gpu > 0 {
+            for process in [&mut one, &mut other] {
+                process.tell(Command::Gpu(gpu))?;
+            }
+        }
+        if let Err(why) = gpu_works(&mut one, &mut other)? {
+            return Ok(Err(match gpu {
+                0 => why,
+                _ => format!("{why} (GPU {gpu} of those that are lent)"),
+            }));
+        }
+    }
+    Ok(Ok(()))
+}
+
+/// Returns what does not work on the GPU on which both have their contexts.
+fn gpu_works(one: &mut Process, other: &mut Process) -> Result<Result<(), String>, Error> {
     for slices in [SLICES, [SLICES[1], SLICES[0]]] {
-        let shared = share(&mut one, &mut other, slices, PART)?;
+        let shared = share(one, other, slices, PART)?;
         let did = shared.did;
         if !NEAR_RATIO.contains(&shared.ratio(did)) {
             let [first, second] = slices;
@@ -516,7 +563,11 @@ pub fn sliced(options: &Options, out: &mut impl Write) -> Result<(), process::Er
     unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
     let worker = Worker::confined(options)?;
     worker.send_no_files()?;
-    trial::serve(options.library(ApiId::Cuda), io::stdin().lock(), out)
+    let gpus = Choice {
+        lent: options.devices.clone(),
+        wanted: Selection::default(),
+    };
+    trial::serve(options.library(ApiId::Cuda), &gpus, io::stdin().lock(), out)
         .map_err(process::Error::Connection)
 }
 

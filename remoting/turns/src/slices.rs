@@ -8,6 +8,8 @@ use super::{Moment, session::Session};
 pub const DRIVERS_SLICE: Duration = Duration::from_micros(2048);
 /// How often to look while stopped: whether the stop is to go on, and whether it has ended by itself.
 const STOPPED: Duration = Duration::from_millis(20);
+/// How often if contexts could not be stopped: a call that waits for them is in progress, or one was just made.
+const UNSTOPPED: Duration = Duration::from_millis(2);
 /// How often to look otherwise: whether there are new contexts.
 const RUNNING: Duration = Duration::from_millis(50);
 /// How often to report use where it is read from a record of the device's, while this client and others use it.
@@ -107,7 +109,8 @@ impl Sliced {
         let before = std::mem::replace(&mut self.completions, completions);
         let has_work = before != completions || account.oldest_since.load(Ordering::Relaxed) != 0;
         Some(match until > begin {
-            true => STOPPED,
+            true if self.stopped => STOPPED,
+            true => UNSTOPPED,
             false if is_metered && has_work => METERED,
             false => RUNNING,
         })

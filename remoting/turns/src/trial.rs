@@ -8,7 +8,8 @@ use std::{
     io::{self, Read, Write},
     os::{fd::AsRawFd, unix::net::UnixStream},
     path::Path,
-    time::Duration,
+    thread,
+    time::{Duration, Instant},
 };
 
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -19,6 +20,9 @@ use super::{introduce::handle_of, message::First};
 pub const LONGEST: Duration = Duration::from_secs(30);
 /// Maximum time that a pool waits for its turn.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// Maximum time without an arbiter, which may be about to start, and how often to look for one.
+const WITHOUT: Duration = Duration::from_secs(5);
+const RETRY: Duration = Duration::from_millis(100);
 
 /// What a pool says that has found time slices to work, and one that has not.
 pub const WORK: u8 = b'w';
@@ -62,10 +66,38 @@ impl Turn {
 /// known to all who say the same. The turn is held until it is dropped.
 ///
 /// # Errors
-/// No arbiter answers, or none of this version.
+/// No arbiter answers within five seconds, or none of this version; [`TimedOut`](io::ErrorKind::TimedOut): others have tried for
+/// too long.
 pub fn ask(path: &Path, device: &str) -> io::Result<(Answer, Turn)> {
+    let begin = Instant::now();
+    let mut gone = begin;
+    loop {
+        let asked = Instant::now();
+        let left = PATIENCE.saturating_sub(begin.elapsed());
+        if left.is_zero() {
+            return Err(io::ErrorKind::TimedOut.into());
+        }
+        match ask_once(path, device, left) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == io::ErrorKind::InvalidData => return Err(error),
+            Err(error) => {
+                // One that has had it wait has ended.
+                if asked.elapsed() > RETRY {
+                    gone = Instant::now();
+                }
+                if gone.elapsed() >= WITHOUT {
+                    return Err(error);
+                }
+                thread::sleep(RETRY);
+            }
+            answered => return answered,
+        }
+    }
+}
+
+fn ask_once(path: &Path, device: &str, patience: Duration) -> io::Result<(Answer, Turn)> {
     let mut stream = UnixStream::connect(path)?;
-    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.set_read_timeout(Some(patience))?;
     let this = handle_of(std::process::id())?;
     stream.send_with_fd([0u8].as_slice(), this.as_raw_fd())?;
     stream.write_all(&First::Trial(device.to_owned()).to_bytes())?;
@@ -73,4 +105,34 @@ pub fn ask(path: &Path, device: &str) -> io::Result<(Answer, Turn)> {
     stream.read_exact(&mut answer)?;
     let answer = Answer::from_byte(answer[0]).ok_or(io::ErrorKind::InvalidData)?;
     Ok((answer, Turn(stream)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn who_waits_when_an_arbiter_ends_asks_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("arbiter");
+        let arbiters = thread::spawn({
+            let path = path.clone();
+            move || {
+                // None is there at first, and the first one ends.
+                for answer in [&[][..], &[Answer::Known as u8]] {
+                    thread::sleep(RETRY * 2);
+                    let arbiter = UnixListener::bind(&path).unwrap();
+                    let (mut pool, _) = arbiter.accept().unwrap();
+                    std::fs::remove_file(&path).unwrap();
+                    pool.write_all(answer).unwrap();
+                    let _ = pool.read(&mut [0; 256]);
+                }
+            }
+        });
+        let (answer, _turn) = ask(&path, "one").unwrap();
+        assert_eq!(answer, Answer::Known);
+        arbiters.join().unwrap();
+    }
 }

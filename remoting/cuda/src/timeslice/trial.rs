@@ -13,11 +13,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::Chain;
+use base::{Chain, gpus::Choice};
 use cuda_definition::driver::types::*;
 
 use super::{Context, Gate, Machine, Slice, Stopped, of_this_process, switches::Switches};
-use crate::{driver::Api, probe::ask};
+use crate::{driver::Api, probe::ask, start::devices};
 
 /// A kernel whose threads each advance a generator of numbers, in registers and through shared memory, until a word of
 /// the page is not 0. Its first thread counts rounds in the word behind that one. Results: rounds and number, by thread.
@@ -88,6 +88,10 @@ pub enum Command {
     /// Destroys the context, whose kernel ends as soon as it is started, and creates another. Answers with the
     /// microseconds that destroying took.
     Remake,
+    /// The same on another GPU, by its number among those that are tried.
+    Gpu(u32),
+    /// Ends this process after so many seconds.
+    Limit(u32),
 }
 
 /// An unknown command.
@@ -110,6 +114,8 @@ impl std::fmt::Display for Command {
             Self::Soak(count) => write!(f, "soak {count}"),
             Self::Used => f.write_str("used"),
             Self::Remake => f.write_str("remake"),
+            Self::Gpu(number) => write!(f, "gpu {number}"),
+            Self::Limit(seconds) => write!(f, "limit {seconds}"),
         }
     }
 }
@@ -125,6 +131,8 @@ impl FromStr for Command {
             "slice" => Self::Slice(number()?),
             "short" => Self::Short(number()?),
             "soak" => Self::Soak(number()?),
+            "gpu" => Self::Gpu(number()?),
+            "limit" => Self::Limit(number()?),
             _ => match line {
                 "spin one" => Self::Spin(Grid::One),
                 "spin full" => Self::Spin(Grid::Full),
@@ -165,6 +173,9 @@ struct Trial {
     switches: Switches,
     /// The blocks of the last kernel.
     blocks: u32,
+    /// The driver's numbers of the GPUs that are tried, and of the one that the context is on.
+    gpus: Vec<c_int>,
+    gpu: c_int,
     work: Work,
 }
 
@@ -176,16 +187,22 @@ struct Work {
     results: CUdeviceptr,
 }
 
-/// Serves commands until there are no more. `library` is the driver's.
+/// Serves commands until there are no more, at first on the first of these GPUs, whose number is the first answer. `library` is
+/// the driver's.
 ///
 /// # Errors
 /// An answer cannot be written.
-pub fn serve(library: &str, input: impl BufRead, output: &mut impl Write) -> io::Result<()> {
-    let mut trial = match Trial::new(library) {
+pub fn serve(
+    library: &str,
+    gpus: &Choice,
+    input: impl BufRead,
+    output: &mut impl Write,
+) -> io::Result<()> {
+    let mut trial = match Trial::new(library, gpus) {
         Ok(trial) => trial,
         Err(why) => return writeln!(output, "failed {why}"),
     };
-    writeln!(output, "ok 0")?;
+    writeln!(output, "ok {}", trial.gpus.len())?;
     for line in input.lines() {
         let command: Result<Command, Unknown> = line?.parse();
         let answer = match command {
@@ -209,9 +226,9 @@ fn timed<T>(call: impl FnOnce() -> T) -> (u64, T) {
 }
 
 impl Work {
-    fn new(api: &Api, gate: &Gate<Machine>) -> Result<Self, String> {
+    fn new(api: &Api, gate: &Gate<Machine>, gpu: c_int) -> Result<Self, String> {
         let mut current = null_mut();
-        ask!(api, cuDevicePrimaryCtxRetain(&raw mut current, 0))?;
+        ask!(api, cuDevicePrimaryCtxRetain(&raw mut current, gpu))?;
         ask!(api, cuCtxSetCurrent(current))?;
         let contexts = gate.contexts();
         let &[context] = &contexts[..] else {
@@ -223,7 +240,7 @@ impl Work {
         let mut count: c_int = 0;
         ask!(
             api,
-            cuDeviceGetAttribute(&raw mut count, MULTIPROCESSORS, 0)
+            cuDeviceGetAttribute(&raw mut count, MULTIPROCESSORS, gpu)
         )?;
         let multiprocessors = count.unsigned_abs();
         let page = (&raw const PAGE).cast::<c_void>().cast_mut();
@@ -255,13 +272,17 @@ fn words(blocks: u32) -> usize {
 }
 
 impl Trial {
-    fn new(library: &str) -> Result<Self, String> {
+    fn new(library: &str, gpus: &Choice) -> Result<Self, String> {
         let gate = of_this_process().map_err(|error| Chain(&error).to_string())?;
         gate.number_channels();
         let api = Api::open(library, None).map_err(|error| Chain(&error).to_string())?;
-        let work = Work::new(&api, gate)?;
+        let gpus = devices(&api, gpus).map_err(|error| Chain(&error).to_string())?;
+        let gpu = *gpus.first().ok_or("there is no GPU")?;
+        let work = Work::new(&api, gate, gpu)?;
         Ok(Self {
             api,
+            gpus,
+            gpu,
             gate,
             stopped: None,
             switches: Switches::default(),
@@ -319,14 +340,27 @@ impl Trial {
                 let used = used.ok_or("there is no record of context switches")?;
                 Ok(used.total.as_micros() as u64)
             }
-            Command::Remake => {
-                PAGE.ends().store(1, Ordering::SeqCst);
-                let (micros, released) = timed(|| ask!(self.api, cuDevicePrimaryCtxRelease_v2(0)));
-                released?;
-                self.work = Work::new(&self.api, self.gate)?;
-                Ok(micros)
+            Command::Remake => self.remake(self.gpu),
+            Command::Gpu(number) => {
+                let gpu = self.gpus.get(number as usize).copied();
+                self.remake(gpu.ok_or("there is no such GPU")?)
+            }
+            Command::Limit(seconds) => {
+                // SAFETY: a plain call. Nobody handles the signal, which ends the process.
+                unsafe { libc::alarm(seconds) };
+                Ok(0)
             }
         }
+    }
+
+    /// Creates a context on this GPU instead of the one that there is. Returns the microseconds that destroying that took.
+    fn remake(&mut self, gpu: c_int) -> Result<u64, String> {
+        PAGE.ends().store(1, Ordering::SeqCst);
+        let (micros, released) = timed(|| ask!(self.api, cuDevicePrimaryCtxRelease_v2(self.gpu)));
+        released?;
+        self.gpu = gpu;
+        self.work = Work::new(&self.api, self.gate, gpu)?;
+        Ok(micros)
     }
 
     fn launch(&mut self, grid: Grid) -> Result<(), String> {
@@ -502,6 +536,8 @@ mod tests {
             Command::Soak(1000),
             Command::Used,
             Command::Remake,
+            Command::Gpu(1),
+            Command::Limit(25),
         ];
         for command in all {
             assert_eq!(command.to_string().parse(), Ok(command));
