@@ -360,14 +360,27 @@ fn suspended(
     let worker = workers.worker()?;
 
     // Moved.
-    let waiting = wait_in(&context.dir.join("third"), &context.dir.join("serial.sock"))?;
-    let send = json!({"destination_url": waiting.url, "accel": "Move"});
-    let mut question = send.clone();
-    question["dry_run"] = true.into();
-    gantry.put("vm.send-migration", question)?;
+    let serial = context.dir.join("serial.sock");
+    let waiting = wait_in(&context.dir.join("third"), &serial)?;
+    let send = |url: &str, dry_run: bool| {
+        let body = json!({"destination_url": url, "accel": "Move", "dry_run": dry_run});
+        gantry.put("vm.send-migration", body)
+    };
+    send(&waiting.url, true)?;
     phase_until(&gantry, &["Completed"])?;
     guest.goes_on(program)?;
-    gantry.put("vm.send-migration", send)?;
+    // First one that is cancelled while programs are being suspended: they go on here.
+    guest.run("touch /tmp/hold")?;
+    send(&waiting.url, false)?;
+    phase_until(&gantry, &["Quiesce"])?;
+    gantry.act("vm.cancel-migration")?;
+    phase_until(&gantry, &["Failed"])?;
+    guest.run("rm /tmp/hold")?;
+    guest.goes_on(program)?;
+    guest.is_right(program)?;
+    drop(waiting);
+    let waiting = wait_in(&context.dir.join("fourth"), &serial)?;
+    send(&waiting.url, false)?;
     phase_until(&gantry, &["Completed"])?;
     let gantry_there = waiting.arrived()?;
     until("the first worker ends", || Ok(has_ended(worker)))?;
