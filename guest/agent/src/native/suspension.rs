@@ -332,6 +332,7 @@ impl<P: OneSlice> Step<'_, P> {
             }
         }
         let Err(failure) = ended else {
+            base::note!("gantry-agent: suspended programs go on");
             self.suspension.delay = AGAIN;
             return Phase::Serving;
         };
@@ -376,6 +377,9 @@ impl<P: OneSlice> Step<'_, P> {
 
     fn closed(&mut self, wish: Wish, programs: u16, since: Instant) -> Phase {
         if self.port.state() == State::Free {
+            base::note!(
+                "gantry-agent: {programs} programs with native contexts are suspended: they go on when the host lets them"
+            );
             self.tell(wish, OutcomeKind::Done, programs, "");
             return Phase::Suspended {
                 programs,
