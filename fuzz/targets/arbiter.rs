@@ -100,13 +100,15 @@ fn act(input: &mut Input, path: &PathBuf, peers: &mut Vec<Peer>) {
             let weight = u32::from(input.u8());
             let sliced = which & 8 != 0;
             let name = ["a", "b", "\u{e9}"][which % 3].to_owned();
-            let first = match which & 16 {
-                0 => First::Worker(Join {
-                    name,
-                    weight,
-                    sliced,
-                }),
-                _ => First::Trial(name),
+            let join = Join {
+                name,
+                weight,
+                sliced,
+            };
+            let first = match which & 48 {
+                16 => First::Trial(join.name),
+                48 => First::Weight(join),
+                _ => First::Worker(join),
             };
             let _ = (&peer.stream).write_all(&first.to_bytes());
         }

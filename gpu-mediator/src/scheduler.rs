@@ -170,6 +170,11 @@ impl Scheduler {
         self.longest_pause = longest;
     }
 
+    /// The client's weight changes.
+    pub fn set_weight(&mut self, client: ClientId, weight: Weight, now: Moment) {
+        self.policy.set_weight(client, weight, now);
+    }
+
     /// Adds a client that does not want the device yet. Its number must be new.
     pub fn join(&mut self, id: ClientId, weight: Weight, now: Moment) {
         self.policy.join(id, weight, now);

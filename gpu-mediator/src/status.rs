@@ -56,8 +56,7 @@ pub struct Client {
 }
 
 /// How long a client that has work has waited until some of it was done, in nanoseconds: from when it began to have work, or
-/// from its last completion. Over the last 10 to 20 seconds, or longer if nobody has read the status meanwhile. Rounded up
-/// by at most a quarter. A kernel's own length counts, and so does a function of the client's that its work waits for.
+/// from its last completion. Over the last 10 to 20 seconds. Rounded up by at most a quarter. A kernel's own length counts, and so does a function of the client's that its work waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// Number of waits.

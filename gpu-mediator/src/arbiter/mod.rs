@@ -26,7 +26,7 @@ mod trials;
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    io::{self, ErrorKind},
+    io::{self, ErrorKind, Write},
     os::{
         fd::AsRawFd,
         unix::net::{UnixListener, UnixStream},
@@ -39,9 +39,12 @@ use std::{
 use base::{limits::Limit, poll};
 use connection::{Newcomer, Worker};
 use remoting_transport::closer::Closer;
-use remoting_turns::message::{First, Word};
+use remoting_turns::{
+    message::{First, Word},
+    weight,
+};
 use slicing::{Reported, Slicing};
-use tails::Tails;
+use tails::{Tails, WINDOW};
 use trials::Trials;
 
 use crate::{
@@ -108,6 +111,8 @@ enum Refused {
 struct Vm {
     name: String,
     weight: Weight,
+    /// Whether its weight was changed: it then does not go by what pools say.
+    is_set: bool,
     workers: usize,
     /// Workers that want the device, in the order of their requests.
     waiting: VecDeque<u64>,
@@ -203,6 +208,8 @@ pub struct Arbiter {
     closer: Closer,
     slicing: Slicing,
     trials: Trials,
+    /// When the last window of clients' waits began.
+    marked: Moment,
 }
 
 /// Opens a socket that only this user can reach.
@@ -244,6 +251,7 @@ impl Arbiter {
             closer: Closer::default(),
             slicing: Slicing::default(),
             trials: Trials::default(),
+            marked: Moment::now(),
         })
     }
 
@@ -291,6 +299,7 @@ impl Arbiter {
         self.dispatch();
         self.give_up(Moment::now());
         self.trials.step(&ready, Moment::now());
+        self.mark_waits(Moment::now());
         Ok(())
     }
 
@@ -330,8 +339,9 @@ impl Arbiter {
         let silent = newcomers.map(|since| left(since + INTRODUCTION));
         let review = self.slicing.next().map(left);
         let trial = self.trials.due().map(left);
+        let mark = (!self.vms.is_empty()).then(|| left(self.marked + WINDOW));
         let times = [
-            ask, pause, overdue, deaf, tick, silent, review, trial, patience,
+            ask, pause, overdue, deaf, tick, silent, review, trial, mark, patience,
         ];
         let patience = times.into_iter().flatten().min();
         poll::poll(&mut polled, patience)?;
@@ -428,6 +438,16 @@ impl Arbiter {
                 self.trials.ask(newcomer.into_stream(), device, slices);
                 return Ok(());
             }
+            First::Weight(client) => {
+                let weight = Weight::try_from(client.weight)?;
+                let answer = match self.set_weight(&client.name, weight, Moment::now()) {
+                    true => weight::CHANGED,
+                    false => weight::UNKNOWN,
+                };
+                // There is room for it: nothing was written before.
+                let _ = (&*newcomer.into_stream()).write_all(&[answer]);
+                return Ok(());
+            }
         };
         if self.members.len() >= MOST {
             return Err(Refused::Many);
@@ -435,11 +455,11 @@ impl Arbiter {
         let worker = newcomer.into_worker()?;
         let weight = Weight::try_from(join.weight)?;
         // A client without workers may come back with a different weight.
-        self.forget(|vm| vm.name == join.name && vm.weight != weight);
+        self.forget(|vm| vm.name == join.name && vm.weight != weight && !vm.is_set);
         let known = self.vms.iter().find(|(_, vm)| vm.name == join.name);
         let vm = match known {
             Some((id, vm)) => {
-                if vm.weight != weight {
+                if vm.weight != weight && !vm.is_set {
                     log::warn!(
                         "{}: weight {} stays as long as it has workers, and does not become {}",
                         vm.name,
@@ -475,6 +495,35 @@ impl Arbiter {
         Ok(())
     }
 
+    /// Changes the weight of a client from now on. Returns whether there is one of this name.
+    fn set_weight(&mut self, name: &str, weight: Weight, now: Moment) -> bool {
+        let Some((id, vm)) = self.vms.iter_mut().find(|(_, vm)| vm.name == name) else {
+            return false;
+        };
+        log::info!(
+            "{name}: weight {} becomes {}",
+            vm.weight.get(),
+            weight.get()
+        );
+        (vm.weight, vm.is_set) = (weight, true);
+        self.scheduler.set_weight(*id, weight, now);
+        self.slicing.set_weight(*id, weight);
+        true
+    }
+
+    /// Has another window of waits begin if it is time.
+    fn mark_waits(&mut self, now: Moment) {
+        if now.since(self.marked) < WINDOW {
+            return;
+        }
+        self.marked = now;
+        for (id, vm) in &mut self.vms {
+            let workers = self.members.values().filter(|member| member.vm == *id);
+            vm.tails
+                .mark(workers.map(|member| member.worker.account().waits.read()));
+        }
+    }
+
     /// Forgets machines without workers.
     fn forget(&mut self, which: impl Fn(&Vm) -> bool) {
         let scheduler = &mut self.scheduler;
@@ -497,6 +546,7 @@ impl Arbiter {
         let vm = Vm {
             name,
             weight,
+            is_set: false,
             workers: 0,
             waiting: VecDeque::new(),
             calls: 0,
@@ -505,7 +555,7 @@ impl Arbiter {
             sliced: Duration::ZERO,
             delayed: Duration::ZERO,
             shown: [0; 3],
-            tails: Tails::new(Moment::now()),
+            tails: Tails::default(),
         };
         self.vms.insert(id, vm);
         id

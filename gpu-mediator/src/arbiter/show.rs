@@ -19,10 +19,9 @@ impl Arbiter {
     }
 
     pub(super) fn status(&mut self, now: Moment) -> Status {
-        let members = &self.members;
-        let clients = self.vms.iter_mut().map(|(&id, vm)| {
+        let clients = self.vms.iter().map(|(&id, vm)| {
             let figures = self.scheduler.figures(id, now).unwrap_or_default();
-            let workers = || members.values().filter(|member| member.vm == id);
+            let workers = || self.members.values().filter(|member| member.vm == id);
             let sum = |value: fn(&Worker) -> u64| -> u64 {
                 let values = workers().map(|member| value(&member.worker));
                 values.fold(0, u64::saturating_add)
@@ -31,7 +30,7 @@ impl Arbiter {
             let holds = self.scheduler.holder() == Some(id);
             let running = self
                 .turn
-                .and_then(|turn| members.get(&turn.member).filter(|_| holds))
+                .and_then(|turn| self.members.get(&turn.member).filter(|_| holds))
                 .map_or(0, |member| {
                     let busy = member.worker.account().busy.load(Ordering::Relaxed);
                     let held = self.scheduler.held(now).as_nanos();
@@ -54,10 +53,9 @@ impl Arbiter {
                 })),
                 memory: sum(|worker| worker.account().memory.load(Ordering::Relaxed)),
                 killed: vm.killed,
-                waits: vm.tails.recent(
-                    workers().map(|member| member.worker.account().waits.read()),
-                    now,
-                ),
+                waits: vm
+                    .tails
+                    .recent(workers().map(|member| member.worker.account().waits.read())),
                 holds,
             }
         });

@@ -16,7 +16,7 @@ use super::{Arbiter, Member, Over};
 use crate::{
     Moment,
     policy::{
-        ClientId, Name,
+        ClientId, Name, Weight,
         ledger::{LEAST_SLICE, Ledger, PERIOD, Report},
     },
 };
@@ -60,6 +60,8 @@ pub(super) struct Slicing {
     /// By number of the GPU.
     pub(super) ledgers: BTreeMap<u32, Ledger>,
     next: Option<Moment>,
+    /// When reports were last read.
+    reviewed: Moment,
     /// Number of reviews since somebody had work.
     quiet: u32,
     /// Since when all workers could set their slices, while turns are taken.
@@ -72,6 +74,13 @@ impl Slicing {
     /// Whether the device is shared by slices.
     pub(super) fn is_on(&self) -> bool {
         self.mode.is_slices()
+    }
+
+    /// A client's weight changes.
+    pub(super) fn set_weight(&mut self, client: ClientId, weight: Weight) {
+        for ledger in self.ledgers.values_mut() {
+            ledger.set_weight(client, weight);
+        }
     }
 
     /// How the device is shared.
@@ -170,12 +179,15 @@ impl Arbiter {
 
     /// Reads reports, so that figures are those of now.
     pub(super) fn review_now(&mut self) {
-        if self.slicing.is_on() {
-            self.review_slices(Moment::now());
+        // Not more often than otherwise, whoever reads: slices are corrected once in so many reviews.
+        let now = Moment::now();
+        if self.slicing.is_on() && now.since(self.slicing.reviewed) >= PERIOD {
+            self.review_slices(now);
         }
     }
 
     fn review_slices(&mut self, now: Moment) {
+        self.slicing.reviewed = now;
         let news = self.read_reports(now);
         let numbers: BTreeSet<u32> = news.iter().flat_map(|news| gpus(news.gpus)).collect();
         self.slicing.ledgers.retain(|gpu, _| numbers.contains(gpu));

@@ -4,10 +4,10 @@ use std::time::Duration;
 
 use remoting_turns::waits::{CLASSES, bound};
 
-use crate::{Moment, status::Waits};
+use crate::status::Waits;
 
-/// Figures are of the last one to two of these, or longer if nobody has asked meanwhile.
-const WINDOW: Duration = Duration::from_secs(10);
+/// Figures are of the last one to two of these.
+pub(super) const WINDOW: Duration = Duration::from_secs(10);
 
 type Counts = [u64; CLASSES];
 
@@ -17,32 +17,39 @@ pub(super) struct Tails {
     /// Those of workers that have ended.
     ended: Counts,
     /// What had been counted when the last two windows began.
-    marks: [(Moment, Counts); 2],
+    marks: [Counts; 2],
+}
+
+impl Default for Tails {
+    fn default() -> Self {
+        Self {
+            ended: [0; CLASSES],
+            marks: [[0; CLASSES]; 2],
+        }
+    }
 }
 
 impl Tails {
-    pub(super) fn new(now: Moment) -> Self {
-        Self {
-            ended: [0; CLASSES],
-            marks: [(now, [0; CLASSES]); 2],
-        }
-    }
-
     /// A worker has ended that had counted this.
     pub(super) fn keep(&mut self, counts: &Counts) {
         add(&mut self.ended, counts);
     }
 
-    /// The waits of the last windows; `counts` are those of its workers.
-    pub(super) fn recent(&mut self, counts: impl Iterator<Item = Counts>, now: Moment) -> Waits {
+    fn all(&self, counts: impl Iterator<Item = Counts>) -> Counts {
         let mut all = self.ended;
         counts.for_each(|counts| add(&mut all, &counts));
-        let [before, last] = self.marks;
-        if now.since(last.0) >= WINDOW {
-            self.marks = [last, (now, all)];
-        }
-        let mut recent = all;
-        for (count, before) in recent.iter_mut().zip(before.1) {
+        all
+    }
+
+    /// Another window begins; `counts` are those of its workers.
+    pub(super) fn mark(&mut self, counts: impl Iterator<Item = Counts>) {
+        self.marks = [self.marks[1], self.all(counts)];
+    }
+
+    /// The waits of the last windows; `counts` are those of its workers.
+    pub(super) fn recent(&self, counts: impl Iterator<Item = Counts>) -> Waits {
+        let mut recent = self.all(counts);
+        for (count, before) in recent.iter_mut().zip(self.marks[0]) {
             // Workers may say anything.
             *count = count.saturating_sub(before);
         }
@@ -108,21 +115,20 @@ mod tests {
 
     #[test]
     fn what_was_long_ago_is_forgotten_and_what_a_worker_said_that_has_ended_is_not() {
-        let start = Moment::now();
-        let mut tails = Tails::new(start);
+        let mut tails = Tails::default();
+        let longest = |tails: &Tails, now: &Counts| tails.recent([*now].into_iter()).longest;
         let first = counts(&[(40, 1)]);
-        let longest = |tails: &mut Tails, now: &Counts, after| {
-            tails.recent([*now].into_iter(), start + after).longest
-        };
-        assert_eq!(longest(&mut tails, &first, WINDOW / 2), nanos(40));
+        assert_eq!(longest(&tails, &first), nanos(40));
         tails.keep(&first);
         let none = counts(&[]);
-        assert_eq!(longest(&mut tails, &none, WINDOW), nanos(40));
-        assert_eq!(longest(&mut tails, &none, WINDOW + WINDOW / 2), nanos(40));
+        assert_eq!(longest(&tails, &none), nanos(40));
+        tails.mark([none].into_iter());
         let second = counts(&[(10, 3)]);
-        assert_eq!(longest(&mut tails, &second, WINDOW * 2), nanos(40));
-        assert_eq!(longest(&mut tails, &second, WINDOW * 2), nanos(10));
+        assert_eq!(longest(&tails, &second), nanos(40));
+        tails.mark([second].into_iter());
+        assert_eq!(longest(&tails, &second), nanos(10));
         // One that says less than before.
-        assert_eq!(longest(&mut tails, &none, WINDOW * 3), 0);
+        tails.mark([second].into_iter());
+        assert_eq!(longest(&tails, &none), 0);
     }
 }

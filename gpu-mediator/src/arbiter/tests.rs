@@ -908,3 +908,42 @@ fn a_pool_is_answered_by_the_step_that_reads_what_it_asks() {
     }
     assert_eq!(pool.join().unwrap(), Answer::Known);
 }
+
+#[test]
+fn a_weight_changes_while_its_client_runs_and_stays_whatever_pools_say() {
+    let mut arranged = arrange_slices("weight", &[1, 1]);
+    let path = arranged.folder.join("socket");
+    let ask = |arranged: &mut Arranged, name: &str, weight| {
+        let client = Join {
+            name: name.to_owned(),
+            weight,
+            sliced: false,
+        };
+        arranged.connect(&path, &First::Weight(client).to_bytes());
+        answered(&arranged.workers.last().unwrap().0)
+    };
+    assert_eq!(ask(&mut arranged, "nobody", 3), Some(weight::UNKNOWN));
+    assert_eq!(ask(&mut arranged, "0", 0), None);
+    assert_eq!(ask(&mut arranged, "0", 3), Some(weight::CHANGED));
+    let mut now = Moment::now();
+    for _ in 0..200 {
+        report(&arranged, &[0.5, 0.5], now);
+        now += Duration::from_millis(4);
+        arranged.arbiter.share_by_slices(now);
+    }
+    let slices = [1, 2].map(|id| arranged.arbiter.members[&id].worker.time_slice().unwrap());
+    assert!(slices[0] > slices[1], "{slices:?}");
+    // The next worker's pool still says 1.
+    arranged.arbiter.leave(1);
+    let path = arranged.folder.join("socket");
+    arranged.join(&path, "0");
+    let clients = arranged.arbiter.status(Moment::now()).clients;
+    let of = |name: &str| {
+        clients
+            .iter()
+            .find(|client| client.name == name)
+            .unwrap()
+            .weight
+    };
+    assert_eq!((of("0"), of("1")), (3, 1));
+}

@@ -62,6 +62,13 @@ impl Policy for Band {
         self.clients.insert(client, new);
     }
 
+    fn set_weight(&mut self, client: ClientId, weight: Weight, now: Moment) {
+        self.give(now);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.weight = weight;
+        }
+    }
+
     fn leave(&mut self, client: ClientId, now: Moment) {
         self.give(now);
         self.unwant(client);
@@ -160,6 +167,9 @@ mod tests {
     impl Policy for Seen {
         fn join(&mut self, client: ClientId, weight: Weight, now: Moment) {
             self.0.lock().unwrap().join(client, weight, now);
+        }
+        fn set_weight(&mut self, client: ClientId, weight: Weight, now: Moment) {
+            self.0.lock().unwrap().set_weight(client, weight, now);
         }
         fn leave(&mut self, client: ClientId, now: Moment) {
             self.0.lock().unwrap().leave(client, now);

@@ -105,6 +105,13 @@ impl Policy for Credit {
         self.clients.insert(client, new);
     }
 
+    fn set_weight(&mut self, client: ClientId, weight: Weight, now: Moment) {
+        self.give(now);
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.weight = weight;
+        }
+    }
+
     fn leave(&mut self, client: ClientId, now: Moment) {
         self.give(now);
         self.unwant(client);

@@ -97,6 +97,12 @@ impl Policy for Fair {
         self.clients.insert(client, new);
     }
 
+    fn set_weight(&mut self, client: ClientId, weight: Weight, _: Moment) {
+        if let Some(client) = self.clients.get_mut(&client) {
+            client.weight = weight;
+        }
+    }
+
     fn leave(&mut self, client: ClientId, _: Moment) {
         self.unwant(client);
         self.clients.remove(&client);

@@ -14,6 +14,8 @@ pub struct Fifo {
 impl Policy for Fifo {
     fn join(&mut self, _: ClientId, _: Weight, _: Moment) {}
 
+    fn set_weight(&mut self, _: ClientId, _: Weight, _: Moment) {}
+
     fn leave(&mut self, client: ClientId, _: Moment) {
         self.unwant(client);
     }

@@ -238,6 +238,13 @@ impl Ledger {
         self.accounts.insert(client, account);
     }
 
+    /// The client's weight changes.
+    pub fn set_weight(&mut self, client: ClientId, weight: Weight) {
+        if let Some(account) = self.accounts.get_mut(&client) {
+            account.weight = weight;
+        }
+    }
+
     /// Whether the client has joined.
     pub fn has(&self, client: ClientId) -> bool {
         self.accounts.contains_key(&client)
@@ -412,8 +419,11 @@ impl Ledger {
 
     /// Forgives debts that would take longer than a stop.
     fn forgive(&mut self) {
-        let total: f64 = self.accounts.values().map(weight).sum();
-        for account in self.accounts.values_mut() {
+        // Those that are away keep their debts, within [`MOST_DEBT`].
+        let works = |account: &Account| account.works || account.stopped.is_some();
+        let all = self.accounts.values().filter(|account| works(account));
+        let total: f64 = all.map(weight).sum();
+        for account in self.accounts.values_mut().filter(|account| works(account)) {
             let most = most_debt(weight(account) / total);
             account.credit = account.credit.max(-most);
         }
@@ -694,6 +704,10 @@ mod tests {
         // As of kernels that fill the device, in many processes, whose slices add up.
         for (weights, took) in [([1, 1], 0.5), ([1, 1], 3.0), ([1, 3], 1.0)] {
             let mut ledger = two(weights);
+            // Others have been here before.
+            for gone in 3..40 {
+                ledger.join(ClientId(gone), Weight::ONE);
+            }
             for _ in 0..5000 {
                 let was = ledger.is_stopped(ONE);
                 let mut one = if was { uses(0.0) } else { uses(0.8) };

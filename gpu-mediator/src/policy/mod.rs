@@ -121,6 +121,8 @@ pub enum Rank {
 pub trait Policy: fmt::Debug + Send {
     /// Adds a client that does not want the device yet.
     fn join(&mut self, client: ClientId, weight: Weight, now: Moment);
+    /// The client's weight changes.
+    fn set_weight(&mut self, client: ClientId, weight: Weight, now: Moment);
     /// Removes a client, whether it waits or not.
     fn leave(&mut self, client: ClientId, now: Moment);
     /// The client waits for the device from now on.

@@ -146,6 +146,9 @@ enum Role {
     /// Run kernels as told on the standard input, and set time slices (started by `probe --slices`).
     #[command(hide = true)]
     Sliced {
+        /// After how many seconds it ends.
+        #[arg(long)]
+        seconds: u32,
         #[command(flatten)]
         options: options::Options,
     },
@@ -262,7 +265,9 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
                 return Ok(ExitCode::FAILURE);
             }
         }
-        Role::Sliced { options } => slices::sliced(&options, &mut Output::standard())?,
+        Role::Sliced { seconds, options } => {
+            slices::sliced(&options, seconds, &mut Output::standard())?;
+        }
         Role::Distances { group } => distances(group, &mut Output::standard())?,
         Role::Passive { messages, options } => {
             let program = std::env::current_exe()?;

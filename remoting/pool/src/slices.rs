@@ -93,13 +93,20 @@ impl Drop for Process {
 }
 
 impl Process {
-    /// Starts one, with a folder of its own below `place`.
-    fn start(program: &Path, options: &Options, place: &Path, number: u32) -> Result<Self, Error> {
+    /// Starts one, with a folder of its own below `place`. It ends after `limit`.
+    fn start(
+        program: &Path,
+        options: &Options,
+        place: &Path,
+        number: u32,
+        limit: Duration,
+    ) -> Result<Self, Error> {
         let name = format!("gantry-slices-{}-{number}", std::process::id());
         let folder = Folder::create(place.join(name)).map_err(Error::Folder)?;
         let mut command = Program::new(program);
         command
             .arg("sliced")
+            .args(["--seconds", &limit.as_secs().to_string()])
             .args(["--api", ApiId::Cuda.name()])
             .args(["--library", options.library(ApiId::Cuda)])
             .args(["--heap", &(options.heap() >> 20).to_string()])
@@ -246,11 +253,8 @@ fn tried(program: &Path, options: &Options, folder: &Path) -> bool {
 
 /// Returns what does not work.
 fn work_now(program: &Path, options: &Options, folder: &Path) -> Result<Result<(), String>, Error> {
-    let mut one = Process::start(program, options, folder, 1)?;
-    let mut other = Process::start(program, options, folder, 2)?;
-    for process in [&mut one, &mut other] {
-        process.tell(Command::Limit(TRIAL.as_secs() as u32))?;
-    }
+    let mut one = Process::start(program, options, folder, 1, TRIAL)?;
+    let mut other = Process::start(program, options, folder, 2, TRIAL)?;
     for gpu in 0..one.gpus {
         if gpu > 0 {
             for process in [&mut one, &mut other] {
@@ -401,8 +405,8 @@ pub fn run(program: &Path, options: &Options, out: &mut impl Write) -> Result<bo
         let mark = if works { "" } else { "FAILED: " };
         writeln!(out, "{step}: {mark}{found}").map_err(Error::Output)
     };
-    let mut one = Process::start(program, options, &options.cache, 1)?;
-    let mut other = Process::start(program, options, &options.cache, 2)?;
+    let mut one = Process::start(program, options, &options.cache, 1, PATIENCE)?;
+    let mut other = Process::start(program, options, &options.cache, 2, PATIENCE)?;
 
     one.tell(Command::Spin(Grid::Full))?;
     let ran = one.rounds(|_| pause(RUN))?.unwrap_or(0);
@@ -554,13 +558,13 @@ fn pause(time: Duration) -> Result<bool, Error> {
     Ok(true)
 }
 
-/// Is one of the two processes, which is confined first as a worker is. It ends after [`PATIENCE`] if it hangs.
+/// Is one of the two processes, which is confined first as a worker is. It ends after so many seconds if it hangs.
 ///
 /// # Errors
 /// It cannot be confined, or the other side has gone.
-pub fn sliced(options: &Options, out: &mut impl Write) -> Result<(), process::Error> {
+pub fn sliced(options: &Options, seconds: u32, out: &mut impl Write) -> Result<(), process::Error> {
     // SAFETY: a plain call. Nobody handles the signal, which ends the process.
-    unsafe { libc::alarm(PATIENCE.as_secs() as u32) };
+    unsafe { libc::alarm(seconds) };
     let worker = Worker::confined(options)?;
     worker.send_no_files()?;
     let gpus = Choice {

@@ -20,7 +20,7 @@ use std::{
 use base::socket::has_unread;
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
-use super::message::{JOIN, Join};
+use super::message::{First, JOIN, Join};
 
 /// How often to retry while there is no arbiter, in milliseconds.
 const RETRY: i32 = 100;
@@ -54,6 +54,15 @@ pub fn introduce_self(program: &'static str, join: &Join, path: PathBuf) -> io::
     belong(&ours, join)?;
     serve(program, std::process::id(), control, path)?;
     Ok(ours)
+}
+
+/// Connects this process to the arbiter, with a first message that is no worker's.
+pub(super) fn connect_self(path: &Path, first: &First) -> io::Result<UnixStream> {
+    let mut stream = UnixStream::connect(path)?;
+    let this = handle_of(std::process::id())?;
+    stream.send_with_fd([0u8].as_slice(), this.as_raw_fd())?;
+    stream.write_all(&first.to_bytes())?;
+    Ok(stream)
 }
 
 /// A handle of the process with this number.

@@ -16,6 +16,7 @@
 //!   had work.
 //! - [`slices`]: where the device serves workers in time slices, a worker's are as the arbiter says; [`usage`]: what its
 //!   requests use there; [`waits`]: how long it waits for some of them; [`trial`]: whether time slices work, which one pool at a time tries.
+//! - [`weight`]: changing a client's weight while it runs.
 //! - [`page`]: the memory that worker and arbiter share; [`message`]: their messages; [`session`]: a
 //!   connection with both.
 //! - [`worker`]: a worker's side; [`introduce`]: how its pool gets it a connection, since a confined
@@ -39,6 +40,7 @@ pub mod slices;
 pub mod trial;
 pub mod usage;
 pub mod waits;
+pub mod weight;
 pub mod worker;
 
 pub use clock::Moment;

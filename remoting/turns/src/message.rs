@@ -80,17 +80,25 @@ pub enum First {
     Worker(Join),
     /// A pool's that asks whether to try the time slices of the device with this name: see [`trial`](super::trial).
     Trial(String),
+    /// That the client of this name is to have this weight from now on: see [`weight`](super::weight). No worker joins.
+    Weight(Join),
 }
 
 /// Flags of a first message.
 const SLICED: u8 = 1;
 const TRIAL: u8 = 2;
+const WEIGHT: u8 = 4;
 
 impl First {
     /// The message as bytes; a longer name is truncated.
     pub fn to_bytes(&self) -> [u8; JOIN] {
         match self {
             Self::Worker(join) => join.to_bytes(),
+            Self::Weight(client) => {
+                let mut bytes = client.to_bytes();
+                bytes[FLAGS] = WEIGHT;
+                bytes
+            }
             Self::Trial(device) => {
                 let join = Join {
                     name: device.clone(),
@@ -107,8 +115,9 @@ impl First {
     /// Reads the message.
     pub fn from_bytes(bytes: &[u8; JOIN]) -> Result<Self, Refused> {
         let join = Join::from_bytes(bytes)?;
-        Ok(match bytes[FLAGS] & TRIAL {
+        Ok(match bytes[FLAGS] & (TRIAL | WEIGHT) {
             0 => Self::Worker(join),
+            WEIGHT => Self::Weight(join),
             _ => Self::Trial(join.name),
         })
     }
@@ -225,7 +234,15 @@ mod tests {
             sliced: true,
         };
         assert_eq!(Join::from_bytes(&join.to_bytes()), Ok(join.clone()));
-        for first in [First::Worker(join), First::Trial("GPU-1 é".to_owned())] {
+        let unsliced = Join {
+            sliced: false,
+            ..join.clone()
+        };
+        for first in [
+            First::Worker(join),
+            First::Trial("GPU-1 é".to_owned()),
+            First::Weight(unsliced),
+        ] {
             assert_eq!(First::from_bytes(&first.to_bytes()), Ok(first));
         }
     }

@@ -6,15 +6,13 @@
 
 use std::{
     io::{self, Read, Write},
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::unix::net::UnixStream,
     path::Path,
     thread,
     time::{Duration, Instant},
 };
 
-use vmm_sys_util::sock_ctrl_msg::ScmSocket;
-
-use super::{introduce::handle_of, message::First};
+use super::{introduce::connect_self, message::First};
 
 /// Maximum time for a trial. The next pool tries after that.
 pub const LONGEST: Duration = Duration::from_secs(30);
@@ -96,11 +94,8 @@ pub fn ask(path: &Path, device: &str) -> io::Result<(Answer, Turn)> {
 }
 
 fn ask_once(path: &Path, device: &str, patience: Duration) -> io::Result<(Answer, Turn)> {
-    let mut stream = UnixStream::connect(path)?;
+    let mut stream = connect_self(path, &First::Trial(device.to_owned()))?;
     stream.set_read_timeout(Some(patience))?;
-    let this = handle_of(std::process::id())?;
-    stream.send_with_fd([0u8].as_slice(), this.as_raw_fd())?;
-    stream.write_all(&First::Trial(device.to_owned()).to_bytes())?;
     let mut answer = [0];
     stream.read_exact(&mut answer)?;
     let answer = Answer::from_byte(answer[0]).ok_or(io::ErrorKind::InvalidData)?;

@@ -90,8 +90,6 @@ pub enum Command {
     Remake,
     /// The same on another GPU, by its number among those that are tried.
     Gpu(u32),
-    /// Ends this process after so many seconds.
-    Limit(u32),
 }
 
 /// An unknown command.
@@ -115,7 +113,6 @@ impl std::fmt::Display for Command {
             Self::Used => f.write_str("used"),
             Self::Remake => f.write_str("remake"),
             Self::Gpu(number) => write!(f, "gpu {number}"),
-            Self::Limit(seconds) => write!(f, "limit {seconds}"),
         }
     }
 }
@@ -132,7 +129,6 @@ impl FromStr for Command {
             "short" => Self::Short(number()?),
             "soak" => Self::Soak(number()?),
             "gpu" => Self::Gpu(number()?),
-            "limit" => Self::Limit(number()?),
             _ => match line {
                 "spin one" => Self::Spin(Grid::One),
                 "spin full" => Self::Spin(Grid::Full),
@@ -345,11 +341,6 @@ impl Trial {
                 let gpu = self.gpus.get(number as usize).copied();
                 self.remake(gpu.ok_or("there is no such GPU")?)
             }
-            Command::Limit(seconds) => {
-                // SAFETY: a plain call. Nobody handles the signal, which ends the process.
-                unsafe { libc::alarm(seconds) };
-                Ok(0)
-            }
         }
     }
 
@@ -537,7 +528,6 @@ mod tests {
             Command::Used,
             Command::Remake,
             Command::Gpu(1),
-            Command::Limit(25),
         ];
         for command in all {
             assert_eq!(command.to_string().parse(), Ok(command));
