@@ -66,7 +66,8 @@ pub fn shortages(needs: &[Need], total: u64) -> Vec<String> {
             let in_it = needs
                 .iter()
                 .filter(|other| groups(&other.process).any(|(its, _)| its == group));
-            let wanted = in_it.fold(0u64, |sum, need| sum.saturating_add(need.with_margin()));
+            let all = in_it.fold(0u64, |sum, need| sum.saturating_add(need.with_margin()));
+            let wanted = all.min(wanted);
             if room < wanted {
                 let (process, wanted, room) = (&need.process, Size(wanted), Size(room));
                 found.push(format!(

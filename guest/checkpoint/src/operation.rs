@@ -60,11 +60,12 @@ impl OperationError {
 }
 
 /// Which programs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub enum Chosen {
     /// These processes.
     Processes(Vec<u32>),
     /// All that have the driver loaded, or, to resume, all that were suspended.
+    #[default]
     All,
 }
 
@@ -84,7 +85,7 @@ pub struct Suspension {
 }
 
 /// How to resume.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Resumption {
     /// Which programs.
     pub chosen: Chosen,
@@ -120,6 +121,8 @@ pub fn suspend(
     let is_all = matches!(options.chosen, Chosen::All);
     let processes = match &options.chosen {
         Chosen::All => process::with_driver(),
+        // Those that have ended keep no device from anybody.
+        Chosen::Processes(numbers) if options.released => find_alive(numbers),
         Chosen::Processes(numbers) => find(numbers)?,
     };
     let mut obstacles: Vec<_> = processes.iter().filter_map(obstacle).collect();
@@ -194,12 +197,16 @@ pub fn suspend(
         }
     }
     for index in 0..work.items.len() {
-        if let Err(reason) = work.lock(index, options.limit) {
+        if let Err(reason) = work.lock(index, options.limit)
+            && work.items[index].process.is_alive()
+        {
             return Err(work.undo(reason));
         }
     }
     for index in 0..work.items.len() {
-        if let Err(reason) = work.checkpoint(index, options.released, out) {
+        if let Err(reason) = work.checkpoint(index, options.released, out)
+            && work.items[index].process.is_alive()
+        {
             return Err(work.undo(reason));
         }
     }
@@ -242,10 +249,11 @@ pub fn resume(
     }
     match (lost.is_empty(), staying.is_empty()) {
         (true, true) => Ok(()),
-        (true, false) => Err(OperationError::Staying(staying)),
-        (false, _) => {
-            lost.extend(staying);
-            Err(OperationError::Lost(lost))
+        (false, true) => Err(OperationError::Lost(lost)),
+        // Those that stay can be resumed later, so that this is not the end.
+        (_, false) => {
+            staying.extend(lost.iter().map(|lost| format!("{lost} (lost)")));
+            Err(OperationError::Staying(staying))
         }
     }
 }
@@ -352,6 +360,16 @@ pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError
         )?;
     }
     Ok(())
+}
+
+fn find_alive(numbers: &[u32]) -> Vec<Process> {
+    let mut found = Vec::<Process>::new();
+    for process in numbers.iter().flat_map(|number| Process::find(*number)) {
+        if !found.contains(&process) {
+            found.push(process);
+        }
+    }
+    found
 }
 
 fn find(numbers: &[u32]) -> Result<Vec<Process>, OperationError> {
@@ -687,11 +705,17 @@ impl Work<'_> {
             Ok(State::Running) => return Ok(()),
             Ok(State::Locked) => {}
             Ok(State::Checkpointed) => {
+                let places = match Inventory::take() {
+                    Ok(now) => places(&item.entry.gpus, &Resumption::default(), &now)
+                        .map_err(|reason| Unresumed::Stays(format!("stays suspended: {reason}")))?,
+                    Err(_) => Vec::new(),
+                };
                 item.entry.is_resuming = true;
                 if let Err(error) = self.journal.write(process, &item.entry) {
                     note!("gantry-checkpoint: {process}: {}", base::Chain(&error));
                 }
-                restore(driver, process, &[]).map_err(|code| Unresumed::Lost(code.to_string()))?;
+                restore(driver, process, &places)
+                    .map_err(|code| Unresumed::Lost(code.to_string()))?;
             }
             Ok(State::Failed | State::Other(_)) => {
                 let reason = "the driver has given it up: end it";

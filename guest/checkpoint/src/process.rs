@@ -39,6 +39,9 @@ impl Process {
     pub fn find(number: u32) -> io::Result<Self> {
         let stat = fs::read_to_string(folder(number).join("stat"))?;
         let (name, start) = of_stat(&stat).ok_or(io::ErrorKind::InvalidData)?;
+        if has_ended(&stat) {
+            return Err(io::ErrorKind::NotFound.into());
+        }
         Ok(Self {
             number,
             name: name.to_owned(),
@@ -109,6 +112,12 @@ fn file_name(path: &str) -> &str {
     path.rsplit('/').next().unwrap_or_default()
 }
 
+/// Whether it has ended, and its parent has not taken note of that.
+fn has_ended(stat: &str) -> bool {
+    let rest = stat.rsplit_once(") ").map(|(_, rest)| rest);
+    rest.is_some_and(|rest| rest.starts_with(['Z', 'X']))
+}
+
 /// Name and time of start. The name is in parentheses, and may contain parentheses and spaces itself.
 fn of_stat(stat: &str) -> Option<(&str, u64)> {
     let (before, rest) = stat.rsplit_once(") ")?;
@@ -126,6 +135,7 @@ mod tests {
     fn a_name_may_contain_anything() {
         let stat = "7 (a) b (c) S 1 7 7 0 -1 4194560 1 2 3 4 5 6 7 8 20 0 1 0 98765 0 0";
         assert_eq!(of_stat(stat), Some(("a) b (c", 98765)));
+        assert!(!has_ended(stat) && has_ended("7 (a) b) Z 1"));
         assert_eq!(of_stat("7 (a"), None);
         assert_eq!(of_stat("7 (a) S 1"), None);
     }

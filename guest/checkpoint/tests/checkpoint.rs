@@ -253,6 +253,56 @@ fn whether_programs_could_be_suspended_is_told_without_touching_them() {
 }
 
 #[test]
+fn a_program_that_has_ended_keeps_no_other_from_being_suspended() {
+    let mut rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    // Its parent has not taken note of it.
+    rig.programs[0].kill().unwrap();
+    let stat = format!("/proc/{first}/stat");
+    while !fs::read_to_string(&stat).unwrap().contains(") Z ") {
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let said = rig.done(&["suspend", "--released", &first, &second]);
+    assert!(said.contains(&second) && !said.contains(&first), "{said}");
+    assert_eq!(rig.state(1), "2");
+    assert_eq!(rig.failed(&["suspend", &first]).0, 1);
+}
+
+#[test]
+fn what_is_undone_waits_for_room_on_the_device() {
+    let rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    rig.gpu(GPU, 0, &[GIB / 8, GIB / 8]);
+    rig.fail("checkpoint", 1, 801);
+    let (status, error) = rig.failed(&["suspend", &first, &second]);
+    assert_eq!(status, 1);
+    assert!(error.contains("nothing was tried"), "{error}");
+    assert_eq!([rig.state(0), rig.state(1)], ["2", "0"]);
+    rig.gpu(GPU, GIB, &[0, GIB / 8]);
+    rig.done(&["resume", "--all"]);
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
+fn one_that_stays_suspended_beside_one_that_is_lost_can_be_resumed_later() {
+    let rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    rig.gpu(GPU, 100 * GIB, &[0, GIB]);
+    rig.done(&["suspend", &first, &second]);
+    rig.fail("restore", 0, 2);
+    rig.gpu(GPU, GIB / 2, &[0, 0]);
+    let (status, error) = rig.failed(&["resume", "--all"]);
+    assert_eq!(status, 1);
+    assert!(
+        error.contains("(lost)") && error.contains(&second),
+        "{error}"
+    );
+    rig.gpu(GPU, 100 * GIB, &[0, 0]);
+    assert_eq!(rig.failed(&["resume", "--all"]).0, 3);
+    assert_eq!(rig.state(1), "0");
+}
+
+#[test]
 fn a_program_that_fails_to_resume_is_not_tried_again() {
     let rig = Rig::new(1);
     let id = rig.id(0);
