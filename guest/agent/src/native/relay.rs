@@ -181,6 +181,9 @@ impl<P: OneSlice> Relay<P> {
             has_looked = true;
             let suspension = &mut self.suspension;
             if suspension.step(&self.port, &self.programs, is_wish_due) {
+                // First the thread that receives.
+                self.stage = Stage::Closed { since: None };
+                self.programs.leave();
                 self.close();
             }
             // After that, as it may admit programs again.

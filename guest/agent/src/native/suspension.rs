@@ -35,6 +35,7 @@ const SELDOM: Duration = Duration::from_secs(1);
 /// How long after a failed resumption it is tried again, at first and at most.
 const AGAIN: Duration = Duration::from_secs(1);
 const AT_MOST: Duration = Duration::from_secs(60);
+const ELSEWHERE: &str = "programs with native contexts are served by their port only";
 
 /// What the host is told when programs have been resumed.
 enum Report {
@@ -71,8 +72,6 @@ enum Phase {
     },
     Suspended {
         programs: u16,
-        /// When a resumption that failed is tried again.
-        again: Option<Instant>,
     },
 }
 
@@ -82,6 +81,8 @@ pub struct Suspension {
     phase: Phase,
     /// The last wish that was answered, or is being carried out.
     heard: Option<Wish>,
+    /// When a resumption of which a part has failed is tried again. Other programs are served meanwhile.
+    again: Option<Instant>,
     /// How long after a failed resumption the next one is tried.
     delay: Duration,
 }
@@ -90,16 +91,14 @@ impl Suspension {
     /// Of the programs that this checkpointer may have suspended for an earlier agent.
     pub fn new(checkpointer: Checkpointer) -> Self {
         let phase = match checkpointer.has_suspended() {
-            true => Phase::Suspended {
-                programs: 0,
-                again: None,
-            },
+            true => Phase::Suspended { programs: 0 },
             false => Phase::Serving,
         };
         Self {
             checkpointer,
             phase,
             heard: None,
+            again: None,
             delay: AGAIN,
         }
     }
@@ -121,8 +120,13 @@ impl Suspension {
     /// The time until the next look.
     pub fn next_look(&self, has_interrupts: bool) -> Option<Duration> {
         match &self.phase {
-            Phase::Serving if has_interrupts => None,
-            Phase::Serving => Some(SELDOM),
+            Phase::Serving => {
+                let again = self
+                    .again
+                    .map(|at| at.saturating_duration_since(Instant::now()).max(LOOK));
+                let wish = (!has_interrupts).then_some(SELDOM);
+                again.into_iter().chain(wish).min()
+            }
             // Its end is waited for.
             Phase::Works(..) => None,
             _ => Some(LOOK),
@@ -175,13 +179,17 @@ impl<P: OneSlice> Step<'_, P> {
                 programs,
                 since,
             } => self.closed(wish, programs, since),
-            Phase::Suspended { programs, again } => self.stay_suspended(programs, again),
+            Phase::Suspended { programs } => self.stay_suspended(programs),
         };
         self.suspension.phase = match phase {
             // Another wish may have come meanwhile.
             Phase::Serving if is_due || !was_serving => self.hear_wish(),
             phase => phase,
         };
+        let is_serving = matches!(self.suspension.phase, Phase::Serving);
+        if is_serving && self.suspension.again.is_some_and(|at| at <= Instant::now()) {
+            self.suspension.phase = self.resume(Report::None);
+        }
     }
 
     /// A wish that was not heard before.
@@ -209,22 +217,25 @@ impl<P: OneSlice> Step<'_, P> {
             return Phase::Serving;
         };
         self.tell(wish, OutcomeKind::Begun, 0, "");
-        let is_trial = match wish.by {
-            Server::Parked => false,
-            Server::Examined => true,
+        match wish.by {
+            Server::Parked => self.suspend(wish, false),
+            Server::Examined => self.suspend(wish, true),
             Server::Host if self.suspension.checkpointer.has_suspended() => {
-                return self.resume(Report::Resumed(wish));
+                self.resume(Report::Resumed(wish))
             }
             Server::Host => {
                 self.tell(wish, OutcomeKind::Done, 0, "");
-                return Phase::Serving;
+                Phase::Serving
             }
             Server::Local | Server::Elsewhere | Server::Away => {
-                let reason = "programs with native contexts are served by their port only";
-                self.tell(wish, OutcomeKind::Cannot, 0, reason);
-                return Phase::Serving;
+                self.tell(wish, OutcomeKind::Cannot, 0, ELSEWHERE);
+                Phase::Serving
             }
-        };
+        }
+    }
+
+    /// Suspends the programs that are served, or only asks whether that could be done.
+    fn suspend(&mut self, wish: Wish, is_trial: bool) -> Phase {
         let processes = self.programs.processes();
         if processes.is_empty() {
             if is_trial {
@@ -261,6 +272,7 @@ impl<P: OneSlice> Step<'_, P> {
 
     /// Resumes what is suspended.
     fn resume(&mut self, report: Report) -> Phase {
+        self.suspension.again = None;
         let wish = match &report {
             Report::None => None,
             Report::Resumed(wish) | Report::Stay(wish, _) => Some(*wish),
@@ -275,14 +287,12 @@ impl<P: OneSlice> Step<'_, P> {
             })
     }
 
-    /// Programs stay suspended until the next attempt.
+    /// Programs stay suspended until the next attempt. Others are served.
     fn try_again(&mut self) -> Phase {
         let delay = self.suspension.delay;
         self.suspension.delay = (delay * 2).min(AT_MOST);
-        Phase::Suspended {
-            programs: 0,
-            again: Some(Instant::now() + delay),
-        }
+        self.suspension.again = Some(Instant::now() + delay);
+        Phase::Serving
     }
 
     /// The checkpointer has ended.
@@ -366,7 +376,6 @@ impl<P: OneSlice> Step<'_, P> {
                 format!("{by}, in which its suspension has left memory"),
             );
         }
-        self.programs.leave();
         self.closes = true;
         Phase::Closes {
             wish,
@@ -381,10 +390,8 @@ impl<P: OneSlice> Step<'_, P> {
                 "gantry-agent: {programs} programs with native contexts are suspended: they go on when the host lets them"
             );
             self.tell(wish, OutcomeKind::Done, programs, "");
-            return Phase::Suspended {
-                programs,
-                again: None,
-            };
+            (self.suspension.again, self.suspension.delay) = (None, AGAIN);
+            return Phase::Suspended { programs };
         }
         if since.elapsed() < CLOSE {
             return Phase::Closes {
@@ -398,27 +405,23 @@ impl<P: OneSlice> Step<'_, P> {
     }
 
     /// Resumes programs when the host does not wish that they are suspended any longer.
-    fn stay_suspended(&mut self, programs: u16, again: Option<Instant>) -> Phase {
+    fn stay_suspended(&mut self, programs: u16) -> Phase {
         let wish = self.port.wish();
         let new = self.new_wish();
         if let Some(wish) = new {
             self.tell(wish, OutcomeKind::Begun, 0, "");
         }
-        let stays = |wish: &Wish| matches!(wish.by, Server::Parked | Server::Examined);
-        if wish.as_ref().is_some_and(stays) {
-            if let Some(wish) = new {
+        match new {
+            Some(wish) if matches!(wish.by, Server::Parked | Server::Examined) => {
                 self.tell(wish, OutcomeKind::Done, programs, "");
             }
-            return Phase::Suspended { programs, again };
+            Some(wish) if wish.by == Server::Host => return self.resume(Report::Resumed(wish)),
+            Some(wish) => self.tell(wish, OutcomeKind::Cannot, 0, ELSEWHERE),
+            None => {}
         }
-        let report = match new {
-            Some(wish) if wish.by == Server::Host => Report::Resumed(wish),
-            _ => Report::None,
-        };
-        let is_due = again.is_none_or(|at| at <= Instant::now());
-        match is_due || matches!(report, Report::Resumed(_)) {
-            true => self.resume(report),
-            false => Phase::Suspended { programs, again },
+        match wish {
+            Some(wish) if wish.by == Server::Parked => Phase::Suspended { programs },
+            _ => self.resume(Report::None),
         }
     }
 }

@@ -210,7 +210,42 @@ fn a_resumption_that_fails_is_tried_again() {
     fs::remove_file(all.file("broken")).unwrap();
     let waiting = all.rig.connect();
     assert_eq!(waiting.hello().0.result, 0, "it is served");
-    assert!(!all.file("suspended").exists());
+    let since = Instant::now();
+    while all.file("suspended").exists() {
+        assert!(since.elapsed() < HANGS);
+        thread::sleep(Duration::from_millis(10));
+    }
+}
+
+#[test]
+fn programs_are_served_and_suspended_while_others_could_not_be_resumed() {
+    let mut all = Suspensions::new(true, |folder| {
+        fs::create_dir(folder.join("suspended")).unwrap();
+        fs::write(folder.join("suspended/1"), "").unwrap();
+        fs::write(folder.join("broken"), "no room").unwrap();
+    });
+    let program = all.rig.program();
+    all.wait_for_calls(1);
+    assert_eq!(program.call(command::ECHO, 0, b"x").1, b"x");
+    let own = process::id();
+    all.wish(Server::Examined);
+    assert_eq!(all.outcome(), done(1));
+    all.wish(Server::Parked);
+    assert_eq!(all.outcome(), done(1));
+    let calls = all.calls();
+    assert!(calls.contains(&format!("suspend --released --check {own}")));
+    assert_eq!(calls.last(), Some(&format!("suspend --released {own}")));
+    assert!(program.take().is_none());
+    all.rig.wait_for(&Told::SliceClosed);
+    // A question does not keep them suspended.
+    all.wish(Server::Examined);
+    assert_eq!(all.outcome(), done(1));
+    fs::remove_file(all.file("broken")).unwrap();
+    let since = Instant::now();
+    while all.file("suspended").exists() {
+        assert!(since.elapsed() < HANGS);
+        thread::sleep(Duration::from_millis(10));
+    }
 }
 
 #[test]
