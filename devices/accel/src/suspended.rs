@@ -42,7 +42,12 @@ impl Drop for Suspended {
 
 /// Why programs of these ports cannot be suspended, as far as the guest knows while they run.
 pub(super) fn obstacles(ports: &[(String, Handle)], patience: &Patience) -> Vec<String> {
-    let asked = in_use(ports).map(|(id, port)| ask(id, port, &Seat::Examined, patience));
+    let asked = in_use(ports).map(|(id, port)| {
+        let answer = ask(id, port, &Seat::Examined, patience);
+        // A question that is answered is no wish any longer.
+        port.withdraw_seats();
+        answer
+    });
     asked.filter_map(Result::err).collect()
 }
 

@@ -100,6 +100,18 @@ fn what_keeps_programs_is_told_by_the_guest() {
 }
 
 #[test]
+fn a_question_that_is_answered_is_no_wish_any_longer() {
+    let rig = rig_of_native();
+    let worker = rig.open(0);
+    thread::scope(|scope| {
+        let reasons = scope.spawn(|| immovable(&rig.ports(), &long()));
+        rig.agent_answers(Server::Examined, OutcomeKind::Done, Some(worker));
+        assert_eq!(reasons.join().unwrap(), [""; 0]);
+    });
+    assert_eq!(rig.read(registers::WISH), 0);
+}
+
+#[test]
 fn programs_that_run_are_not_saved() {
     let rig = rig_of_native();
     let stopped = rig.stopped().unwrap();
