@@ -540,16 +540,26 @@ impl<'a> Source<'a> {
     /// Sends a copy of applications and waits until workers at the destination have restored it. Throttling of the
     /// guest by `slowed` percent is suspended meanwhile, because no memory is sent.
     pub(super) fn copy(&mut self, slowed: u8) -> Result<()> {
+        let doing = std::mem::replace(&mut self.connection.doing, "copying applications");
+        self.at_full_speed(slowed, Self::copy_now)?;
+        self.connection.doing = doing;
+        Ok(())
+    }
+
+    /// Does something while the guest, which is slowed by this percentage, runs at full speed.
+    fn at_full_speed<R>(
+        &mut self,
+        slowed: u8,
+        work: impl FnOnce(&mut Self) -> Result<R>,
+    ) -> Result<R> {
         if slowed > 0 {
             self.throttle(0);
         }
-        let doing = std::mem::replace(&mut self.connection.doing, "copying applications");
-        self.copy_now()?;
-        self.connection.doing = doing;
+        let done = work(self)?;
         if slowed > 0 {
             self.throttle(slowed);
         }
-        Ok(())
+        Ok(done)
     }
 
     fn copy_now(&mut self) -> Result<()> {
@@ -577,16 +587,18 @@ impl<'a> Source<'a> {
         self.show(Shown::Quiesce, "waiting for what is outstanding");
         let began = Instant::now();
         let most_made = self.most_made(rounds.as_ref());
-        let quiesced = self
-            .owner
-            .quiesce(most_made)
-            .map_err(|why| self.stays(why))?;
+        // The guest may have to suspend programs itself.
+        let slowed = rounds.as_ref().map_or(0, |rounds| rounds.brake.percent);
+        let quiesced = self.at_full_speed(slowed, |source| {
+            let quiesced = source.owner.quiesce(most_made);
+            quiesced.map_err(|why| source.stays(why))
+        })?;
         if let Quiesced::Made(bytes) = quiesced {
             let mib = bytes >> 20;
             log::info!(
                 "applications have made {mib} MiB of memory since they were copied, which is copied while they go on"
             );
-            self.copy(rounds.as_ref().map_or(0, |rounds| rounds.brake.percent))?;
+            self.copy(slowed)?;
             return Ok(match rounds {
                 // Memory that the guest has written meanwhile is sent while it runs.
                 Some(rounds) => Phase::Rounds(rounds),
