@@ -5,6 +5,8 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use anyhow::{Context as _, Result, ensure};
@@ -142,6 +144,8 @@ trait Programs {
     fn loses(&mut self, file: &str, sees: &str) -> Result<()>;
     /// The last line of a program.
     fn last(&mut self, file: &str) -> Result<String>;
+    /// Checks that a program has no further rounds for a while.
+    fn stands_still(&mut self, file: &str) -> Result<()>;
     /// Checks that a program has computed all of its rounds right.
     fn is_right(&mut self, file: &str) -> Result<()>;
 }
@@ -186,6 +190,13 @@ impl Programs for Guest {
 
     fn last(&mut self, file: &str) -> Result<String> {
         self.run(&format!("tail -n 1 {file}"))
+    }
+
+    fn stands_still(&mut self, file: &str) -> Result<()> {
+        let before = self.last(file)?;
+        thread::sleep(Duration::from_millis(500));
+        ensure!(self.last(file)? == before, "a suspended program goes on");
+        Ok(())
     }
 
     fn is_right(&mut self, file: &str) -> Result<()> {
@@ -316,19 +327,12 @@ fn suspended(
         workers.serving()?.is_none(),
         "a suspended program has a worker"
     );
-    ensure!(
-        guest.last(program)? == guest.last(program)?,
-        "a suspended program goes on"
-    );
+    guest.stands_still(program)?;
     // Nor does the agent have to be there. The next one leaves it as it is until the host has it go on.
     guest.run("killall -9 gantry-agent")?;
     guest.serve()?;
-    let before = guest.last(program)?;
     gantry.put("vm.move-accel", seat("Parked"))?;
-    ensure!(
-        guest.last(program)? == before,
-        "a suspended program goes on"
-    );
+    guest.stands_still(program)?;
     gantry.put("vm.move-accel", seat("Host"))?;
     guest.goes_on(program)?;
     guest.is_right(program)?;
@@ -349,11 +353,7 @@ fn suspended(
     guest.eventually("cat /tmp/agent.log", |log| {
         log.contains("not all programs are resumed")
     })?;
-    let before = guest.last(program)?;
-    ensure!(
-        guest.last(program)? == before,
-        "it goes on without a worker"
-    );
+    guest.stands_still(program)?;
     let workers = Workers::start(&context.dir)?;
     guest.goes_on(program)?;
     guest.is_right(program)?;
