@@ -2,7 +2,11 @@
 //! shared window it is ordinary memory. Managed memory is pinned memory, too: coherent, and not
 //! migrated.
 
-use std::ffi::{c_int, c_uint, c_void};
+use std::{
+    ffi::{c_int, c_uint, c_void},
+    mem,
+    sync::Mutex,
+};
 
 use base::{Mapping, Unpoisoned};
 use cuda_definition::driver::types::*;
@@ -100,23 +104,40 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
     Ok(at as u64)
 }
 
+/// Pinned memory that was given up beside captures: work may still use it.
+#[derive(Debug, Default)]
+pub struct Kept(Mutex<Vec<Known>>);
+
+impl Kept {
+    /// Waits for all work, and returns what nothing uses any more: what `wait` gives up, and what was kept before. What
+    /// others keep meanwhile was not waited for. Beside captures, it is not certain what is used: all stays.
+    fn settle(&self, wait: impl FnOnce() -> (Option<Known>, Waited)) -> (Vec<Known>, Outcome) {
+        let mut before = mem::take(&mut *self.0.lock_unpoisoned());
+        let (known, waited) = wait();
+        before.extend(known);
+        match waited {
+            Waited::Done(outcome) => (before, outcome),
+            Waited::Captured => {
+                self.0.lock_unpoisoned().append(&mut before);
+                (before, Ok(()))
+            }
+        }
+    }
+}
+
 /// Gives up pinned memory when nothing uses it any more. Beside captures, that is not certain: it stays reserved until
 /// more is given up.
 ///
 /// # Errors
 /// The driver's, of earlier work: it is not this memory's fault.
 pub fn give_up(link: &Link, context: u32, at: u64) -> Outcome {
-    let waited = context::wait_for_all(link, context);
-    let known = link.state.memory.lock_unpoisoned().remove(at);
-    let mut kept = link.state.kept.lock_unpoisoned();
-    kept.extend(known);
-    match waited {
-        Waited::Done(outcome) => {
-            kept.drain(..).for_each(|known| free(link, known));
-            outcome
-        }
-        Waited::Captured => Ok(()),
-    }
+    let (unused, outcome) = link.state.kept.settle(|| {
+        let waited = context::wait_for_all(link, context);
+        let known = link.state.memory.lock_unpoisoned().remove(at);
+        (known, waited)
+    });
+    unused.into_iter().for_each(|known| free(link, known));
+    outcome
 }
 
 fn free(link: &Link, known: Known) {
@@ -343,4 +364,32 @@ fn cu(result: CUresult) -> Outcome {
 /// Whether a pool's attribute is an `int` rather than 64 bits.
 fn is_number(attribute: CUmemPool_attribute) -> bool {
     (1..=3).contains(&attribute.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Memory;
+
+    #[test]
+    fn what_others_keep_meanwhile_was_not_waited_for() {
+        let mut memory = Memory::default();
+        let known = |start| {
+            memory.insert(start, 1, What::Host, 0, 0);
+            memory.remove(start)
+        };
+        let [first, second, third] = [1, 2, 3].map(known);
+        let starts = |known: Vec<Known>| known.iter().map(|known| known.start).collect::<Vec<_>>();
+        let kept = Kept::default();
+        let (unused, _) = kept.settle(|| (first, Waited::Captured));
+        assert_eq!(starts(unused), [0; 0]);
+        let (unused, _) = kept.settle(|| {
+            let (unused, _) = kept.settle(|| (third, Waited::Captured));
+            assert_eq!(starts(unused), [0; 0]);
+            (second, Waited::Done(Ok(())))
+        });
+        assert_eq!(starts(unused), [1, 2]);
+        let (unused, _) = kept.settle(|| (None, Waited::Done(Ok(()))));
+        assert_eq!(starts(unused), [3]);
+    }
 }

@@ -19,11 +19,7 @@ use remoting_proto::{
     wire::messages::{Call, PRINTED, StageId},
 };
 
-use crate::{
-    idle,
-    launch::Kernel,
-    memory::{Known, Memory},
-};
+use crate::{host_memory::Kept, idle, launch::Kernel, memory::Memory};
 
 /// CUDA, for the core of all drivers.
 #[derive(Debug)]
@@ -37,8 +33,8 @@ pub type Link = gantry_client::Link<Cuda>;
 pub struct State {
     /// The kinds of addresses.
     pub memory: Mutex<Memory>,
-    /// Pinned memory that was given up while streams were captured: work may still use it.
-    pub kept: Mutex<Vec<Known>>,
+    /// Pinned memory that was given up while streams were captured.
+    pub kept: Kept,
     /// Kernels that have been launched, by number.
     pub kernels: RwLock<HashMap<u32, Arc<Kernel>>>,
 }

@@ -157,7 +157,8 @@ impl Server {
                     self.answer_later(header, fences, false, codes::NOT_READY);
                     Ok(())
                 }
-                Err(code) => self.answer(header, &Err::<(), i32>(code)),
+                // The work is not waited for, whatever the reason.
+                Err(_) => self.answer(header, &Err::<(), i32>(codes::NOT_READY)),
             };
         }
         if self.is_left_to_driver(context) || self.stays(header) {
