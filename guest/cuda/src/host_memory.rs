@@ -91,7 +91,11 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
         memory.insert(at, length, what, flags, 0);
         return Ok(at);
     }
-    let (offset, device) = pinned(link, context, length)?;
+    let found = pinned(link, context, length);
+    let (offset, device) = match found {
+        Err(codes::OUT_OF_MEMORY) if free_kept(link, context)? => pinned(link, context, length)?,
+        found => found?,
+    };
     let at = link.pointer(offset, length)?;
     // Natively, forked children have pinned memory, and fault at managed memory.
     if what == What::Host {
@@ -109,6 +113,10 @@ fn allocate(size: usize, what: What, flags: u32) -> Outcome<u64> {
 pub struct Kept(Mutex<Vec<Known>>);
 
 impl Kept {
+    fn is_empty(&self) -> bool {
+        self.0.lock_unpoisoned().is_empty()
+    }
+
     /// Waits for all work, and returns what nothing uses any more: what `wait` gives up, and what was kept before. What
     /// others keep meanwhile was not waited for. Beside captures, it is not certain what is used: all stays.
     fn settle(&self, wait: impl FnOnce() -> (Option<Known>, Waited)) -> (Vec<Known>, Outcome) {
@@ -126,7 +134,7 @@ impl Kept {
 }
 
 /// Gives up pinned memory when nothing uses it any more. Beside captures, that is not certain: it stays reserved until
-/// more is given up.
+/// more is given up, or an allocation finds no room.
 ///
 /// # Errors
 /// The driver's, of earlier work: it is not this memory's fault.
@@ -138,6 +146,21 @@ pub fn give_up(link: &Link, context: u32, at: u64) -> Outcome {
     });
     unused.into_iter().for_each(|known| free(link, known));
     outcome
+}
+
+/// Frees what was kept, if no streams are captured any more; false if that is nothing.
+///
+/// # Errors
+/// The driver's, of earlier work: nobody else is told.
+fn free_kept(link: &Link, context: u32) -> Outcome<bool> {
+    let kept = &link.state.kept;
+    if kept.is_empty() {
+        return Ok(false);
+    }
+    let (unused, outcome) = kept.settle(|| (None, context::wait_for_all(link, context)));
+    let is_any = !unused.is_empty();
+    unused.into_iter().for_each(|known| free(link, known));
+    outcome.map(|()| is_any)
 }
 
 fn free(link: &Link, known: Known) {
@@ -216,7 +239,8 @@ entry_points! {
         link.state.memory.lock_unpoisoned().remove(p as u64);
         match waited {
             Waited::Done(outcome) => outcome,
-            // Of its copies, those in default streams alone were not waited for.
+            // Its copies in streams that are not captured were waited for; not those in default streams, those that
+            // destroyed streams have left, and those before a capture in the captured stream.
             Waited::Captured => Ok(()),
         }
     }
