@@ -512,8 +512,14 @@ impl VirtioDevice for Blk {
         }
         if let Some(block) = state.block {
             let here = self.config.block();
+            if !block.is_power_of_two() || !(SECTOR..=MAX_BLOCK.into()).contains(&block.into()) {
+                return Err(StateError::Mismatch(format!(
+                    "invalid block size {block} in the saved state: a disk has a power of two from {SECTOR} to \
+                     {MAX_BLOCK} bytes; save the VM again"
+                )));
+            }
             // Larger ones consist of whole ones of this image.
-            if block < here || !block.is_power_of_two() || block > MAX_BLOCK {
+            if block < here {
                 return Err(StateError::Mismatch(format!(
                     "the guest uses blocks of {block} bytes, and the image {} has blocks of {here}: use \
                      logical_block_size={block}, without direct=on if its storage needs larger ones",

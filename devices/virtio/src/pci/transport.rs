@@ -118,6 +118,9 @@ struct Registers {
     device_feature_select: u32,
     driver_feature_select: u32,
     driver_features: u64,
+    /// Features that a restored driver has although they are not offered here. It may have them again after a reset,
+    /// as one that resumes from a suspension of the guest does without another look at the offer.
+    kept_features: u64,
     status: u8,
     queue_select: u16,
     queues: Vec<QueueRegisters>,
@@ -163,6 +166,7 @@ impl Transport {
                 device_feature_select: 0,
                 driver_feature_select: 0,
                 driver_features: 0,
+                kept_features: 0,
                 status: 0,
                 queue_select: 0,
                 queues,
@@ -490,7 +494,8 @@ impl Registers {
             self.warn_driver_once("sets FEATURES_OK before ACKNOWLEDGE and DRIVER");
             return false;
         }
-        if self.driver_features & VERSION_1 == 0 || self.driver_features & !self.offered() != 0 {
+        let known = self.offered() | self.kept_features;
+        if self.driver_features & VERSION_1 == 0 || self.driver_features & !known != 0 {
             self.warn_driver_once("asks for features that were not offered, or not for VERSION_1");
             return false;
         }
@@ -805,6 +810,10 @@ impl Registers {
         self.device_feature_select = state.device_feature_select;
         self.driver_feature_select = state.driver_feature_select;
         self.driver_features = state.driver_features;
+        if state.status & status::FEATURES_OK != 0 {
+            // Checked: refused ones.
+            self.kept_features = state.driver_features & !self.offered();
+        }
         self.queue_select = state.queue_select;
         self.interrupt.set_config_vector(state.config_vector);
         self.interrupt.set_isr(state.isr);

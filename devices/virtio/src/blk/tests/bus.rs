@@ -93,6 +93,11 @@ fn a_driver_that_discards_goes_on_where_nothing_is_given_back() {
     let (bdf, here) = plug(&target, false);
     assert!(!has(here, VIRTIO_BLK_F_DISCARD));
     target.segment.restore(bdf, state.clone()).unwrap();
+    // Linux does not look at the offer again when it resumes from a suspension.
+    let driver = VirtioDriver::new(&target, bdf);
+    assert!(driver.negotiate(features));
+    assert_eq!(driver.features(), here);
+    assert!(!driver.negotiate(features | 1));
     // Of what it never had, nothing is taken up.
     let mut forged = state;
     *forged.pointer_mut("/transport/driver_features").unwrap() = (features | 1).into();
