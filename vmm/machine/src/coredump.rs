@@ -8,6 +8,7 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Seek, Write},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
 
@@ -77,7 +78,9 @@ impl Core {
         };
         let (path, new) = (&self.path, incomplete(&self.path));
         absent(path).map_err(failed(path))?;
-        let file = memory_file::create_private(&new).map_err(failed(&new))?;
+        let file = memory_file::create_private(&new)
+            .map_err(left_over)
+            .map_err(failed(&new))?;
         let complete = || {
             self.write_to(file, writing)?;
             let _seal = writing.seal()?;
@@ -133,11 +136,38 @@ fn give_name(new: &Path, path: &Path) -> io::Result<()> {
             remove(new);
             return Ok(());
         }
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Err(error),
+        // The answer of a server of files may have been lost, and the operation repeated.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+            if !is_same(new, path) {
+                return Err(error);
+            }
+            remove(new);
+            return Ok(());
+        }
         Err(_) => {}
     }
     memory_file::create_private(path)?;
     fs::rename(new, path).inspect_err(|_| remove(path))
+}
+
+/// Whether these are names of one file.
+fn is_same(one: &Path, other: &Path) -> bool {
+    let file = |path: &Path| {
+        let metadata = path.symlink_metadata().ok()?;
+        Some((metadata.dev(), metadata.ino()))
+    };
+    file(one).is_some_and(|one| Some(one) == file(other))
+}
+
+/// Explains an incomplete core dump that is there already.
+fn left_over(error: io::Error) -> io::Error {
+    match error.kind() {
+        io::ErrorKind::AlreadyExists => io::Error::new(
+            io::ErrorKind::AlreadyExists,
+            "it exists: remove it if no core dump is in progress; a VMM that was killed has left it",
+        ),
+        _ => error,
+    }
 }
 
 fn remove(path: &Path) {
@@ -351,9 +381,14 @@ mod tests {
         core(&path).write_to(file, &Writing::new(0)).unwrap();
         assert_eq!(names(), ["core.new"]);
         let refused = core(&path).write(&Writing::new(0)).unwrap_err();
-        let MachineError::Coredump { path: named, .. } = refused else {
+        let MachineError::Coredump {
+            path: named,
+            source,
+        } = refused
+        else {
             panic!("{refused}");
         };
+        assert!(source.to_string().contains("remove it"), "{source}");
         assert_eq!(named, dir.path().join("core.new"));
         fs::remove_file(named).unwrap();
         let cancelled = Writing::new(0);
@@ -365,6 +400,17 @@ mod tests {
         let whole = fs::read(&path).unwrap();
         core(&path).write(&Writing::new(0)).unwrap_err();
         assert_eq!(fs::read(&path).unwrap(), whole);
+    }
+
+    #[test]
+    fn a_name_that_was_given_already_is_given() {
+        let dir = tempfile::tempdir().unwrap();
+        let [path, new] = ["core", "core.new"].map(|name| dir.path().join(name));
+        fs::write(&new, "ours").unwrap();
+        fs::hard_link(&new, &path).unwrap();
+        give_name(&new, &path).unwrap();
+        assert!(!new.exists());
+        assert_eq!(fs::read_to_string(&path).unwrap(), "ours");
     }
 
     #[test]
