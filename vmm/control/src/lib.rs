@@ -357,10 +357,8 @@ impl Control {
             MachineEvent::Guest(GuestEvent::CpuEjected(vcpu)) => {
                 if let Some(machine) = self.life.machine_mut() {
                     machine.cpu_ejected(vcpu);
-                    log::info!("the guest has given up vCPU {vcpu}");
-                    self.monitor
-                        .emit("vm", "vcpu-removed", &[("vcpu", &vcpu.to_string())]);
                 }
+                self.cpus_leave();
             }
             MachineEvent::Guest(GuestEvent::Panicked) => self.guest_panicked("panic"),
             MachineEvent::Guest(GuestEvent::CrashLoaded) => self.guest_panicked("crash_loaded"),

@@ -242,6 +242,7 @@ impl Control {
         for slot in std::mem::take(&mut self.storage.ejected) {
             self.ejected_when_quiet(slot);
         }
+        self.cpus_leave();
         self.look_at_storage();
     }
 
@@ -359,6 +360,22 @@ impl Control {
                     machine.devices().carry_on_in(slot);
                 }
             }
+        }
+    }
+
+    /// Reports vCPUs that the guest has given up and that are gone, and looks again later if others are in an access.
+    pub(super) fn cpus_leave(&mut self) {
+        let Some(machine) = self.life.machine_mut() else {
+            return;
+        };
+        let (left, are_others) = machine.left_cpus();
+        for vcpu in left {
+            log::info!("the guest has given up vCPU {vcpu}");
+            self.monitor
+                .emit("vm", "vcpu-removed", &[("vcpu", &vcpu.to_string())]);
+        }
+        if are_others {
+            self.storage.arm();
         }
     }
 

@@ -55,9 +55,14 @@ impl Machine {
         }
     }
 
-    /// Removes a vCPU that the guest has given up.
+    /// Removes a vCPU that the guest has given up: [`Machine::left_cpus`] says when it is gone.
     pub fn cpu_ejected(&mut self, vcpu: u32) {
         self.cpus.unplug(vcpu);
+    }
+
+    /// The vCPUs that have left since the last call, and whether others are still in an access.
+    pub fn left_cpus(&mut self) -> (Vec<u32>, bool) {
+        self.cpus.left()
     }
 
     /// Asks the guest to give up `bytes` of memory through its balloon.

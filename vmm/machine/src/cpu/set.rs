@@ -134,6 +134,10 @@ pub struct Cpus {
     expected: BTreeMap<u32, VcpuThread>,
     /// Statistics of all vCPUs that were ever created.
     stats: BTreeMap<u32, VcpuStats>,
+    /// Given up by the guest, and not yet out of an access.
+    leaving: BTreeMap<u32, VcpuThread>,
+    /// Have left since somebody asked ([`Cpus::left`]).
+    left: Vec<u32>,
     /// Unplugged vCPUs: KVM cannot remove a vCPU from a VM, so they are kept for another plug.
     spares: BTreeMap<u32, Vcpu>,
 }
@@ -161,6 +165,8 @@ impl Cpus {
             threads: BTreeMap::new(),
             expected: BTreeMap::new(),
             stats: BTreeMap::new(),
+            leaving: BTreeMap::new(),
+            left: Vec::new(),
             spares: BTreeMap::new(),
         })
     }
@@ -201,7 +207,14 @@ impl Cpus {
     }
 
     /// Adds a vCPU that waits for the guest to start it.
+    ///
+    /// # Errors
+    /// The guest has given it up, and it is still in an access, among others.
     pub fn plug(&mut self, index: u32) -> Result<(), CpusError> {
+        self.await_leaving(Instant::now());
+        if self.leaving.contains_key(&index) {
+            return Err(CpusError::InAccess { vcpu: index });
+        }
         let vcpu = match self.spares.remove(&index) {
             Some(vcpu) => vcpu,
             None => self.create(index)?,
@@ -215,10 +228,42 @@ impl Cpus {
         Ok(())
     }
 
-    /// Removes a vCPU that the guest has given up.
+    /// Removes a vCPU that the guest has given up. It leaves later if its access takes long ([`Cpus::left`]).
     pub fn unplug(&mut self, index: u32) {
-        if let Some(vcpu) = self.threads.remove(&index).and_then(VcpuThread::stop) {
-            self.spares.insert(index, vcpu);
+        let Some(thread) = self.threads.remove(&index) else {
+            return;
+        };
+        thread.request_stop();
+        // Only once, if the guest gives up many.
+        let patience = match self.leaving.is_empty() {
+            true => ACCESS,
+            false => Duration::ZERO,
+        };
+        self.leaves(index, thread, Instant::now() + patience);
+    }
+
+    /// The vCPUs that have left since the last call, and whether others are leaving.
+    pub fn left(&mut self) -> (Vec<u32>, bool) {
+        self.await_leaving(Instant::now());
+        (mem::take(&mut self.left), !self.leaving.is_empty())
+    }
+
+    /// Takes back vCPUs that leave until then.
+    fn await_leaving(&mut self, deadline: Instant) {
+        for (index, thread) in mem::take(&mut self.leaving) {
+            self.leaves(index, thread, deadline);
+        }
+    }
+
+    fn leaves(&mut self, index: u32, thread: VcpuThread, deadline: Instant) {
+        match thread.stopped_until(deadline) {
+            Ok(vcpu) => {
+                self.spares.extend(vcpu.map(|vcpu| (index, vcpu)));
+                self.left.push(index);
+            }
+            Err(thread) => {
+                self.leaving.insert(index, thread);
+            }
         }
     }
 
@@ -272,6 +317,10 @@ impl Cpus {
             if !thread.wait_parked_until(deadline) {
                 return Err(CpusError::InAccess { vcpu });
             }
+        }
+        self.await_leaving(deadline);
+        if let Some((&vcpu, _)) = self.leaving.first_key_value() {
+            return Err(CpusError::InAccess { vcpu });
         }
         for thread in self.threads.values() {
             thread.with(|vcpu| vcpu.tell_paused());
@@ -500,9 +549,129 @@ impl Cpus {
 impl Drop for Cpus {
     fn drop(&mut self) {
         // Devices and memory are dropped after this.
-        let expected = mem::take(&mut self.expected).into_values();
-        for thread in mem::take(&mut self.threads).into_values().chain(expected) {
+        let others = [&mut self.expected, &mut self.leaving].map(mem::take);
+        let threads = mem::take(&mut self.threads).into_values();
+        for thread in threads.chain(others.into_iter().flatten().map(|(_, thread)| thread)) {
             thread.stop();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(
+        clippy::unwrap_used,
+        reason = "a test that cannot be set up has failed"
+    )]
+
+    use std::{
+        os::unix::fs::FileExt,
+        sync::{Mutex, mpsc},
+    };
+
+    use base::{Access, Mapping, memfd};
+    use devices::thread::Unconfined;
+    use hypervisor::{Exits, MemorySlot, install_kick_handler};
+
+    use super::*;
+
+    const CODE: u64 = 0x1000;
+    const PAGE: usize = 0x1000;
+    /// out 0xe9, al; jmp back
+    const PROGRAM: [u8; 4] = [0xe6, 0xe9, 0xeb, 0xfc];
+
+    /// Writes hang until the sender is dropped.
+    struct Hanging {
+        begun: mpsc::SyncSender<()>,
+        over: Mutex<mpsc::Receiver<()>>,
+    }
+
+    impl Exits for Hanging {
+        fn pio_read(&self, _port: u16, _data: &mut [u8]) {}
+        fn pio_write(&self, _port: u16, _data: &[u8]) {
+            let _ = self.begun.try_send(());
+            self.over.lock().unwrap().recv().unwrap_err();
+        }
+        fn mmio_read(&self, _address: u64, _data: &mut [u8]) {}
+        fn mmio_write(&self, _address: u64, _data: &[u8]) {}
+    }
+
+    struct NoDevices;
+
+    impl DeviceMemory for NoDevices {
+        fn revoke(&self) -> bool {
+            false
+        }
+    }
+
+    #[test]
+    fn a_vcpu_that_is_given_up_in_an_access_leaves_when_that_is_over() {
+        let kvm = match Kvm::open() {
+            Ok(kvm) => kvm,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        install_kick_handler().unwrap();
+        let code = memfd::sealed(c"code", PAGE as u64).unwrap();
+        code.write_all_at(&PROGRAM, 0).unwrap();
+        let mapping = Mapping::shared(&code, 0, PAGE, Access::ReadWrite).unwrap();
+        let vm = kvm.create_vm(0xfffb_d000, 0xfffb_c000).unwrap();
+        let slot = MemorySlot {
+            guest: CODE,
+            len: PAGE as u64,
+            host: mapping.start(),
+            read_only: false,
+        };
+        // SAFETY: the mapping outlives the VM, which is dropped before it.
+        unsafe { vm.map(slot) }.unwrap();
+        let vcpu = vm.create_vcpu(0, 0).unwrap();
+        let mut sregs = vcpu.sregs().unwrap();
+        (sregs.cs.base, sregs.cs.selector) = (0, 0);
+        vcpu.set_sregs(&sregs).unwrap();
+        let mut regs = vcpu.regs().unwrap();
+        (regs.rip, regs.rflags) = (CODE, 2);
+        vcpu.set_regs(&regs).unwrap();
+
+        let report: ReportCpuEvent = Arc::new(|event| panic!("{event:?}"));
+        let devices: Arc<dyn DeviceMemory> = Arc::new(NoDevices);
+        let setup = CpuSetup {
+            supported_cpuid: Vec::new(),
+            cpuid: arch::cpuid::Config {
+                topology: arch::topology::Topology::flat(2).unwrap(),
+                profile: arch::cpuid::Profile::Host,
+                phys_bits: 36,
+                nested: false,
+                gate: false,
+                amx: false,
+                tsc_khz: None,
+            },
+            affinity: BTreeMap::new(),
+            core_scheduling: CoreScheduling::Off,
+            report: Arc::clone(&report),
+            devices: Arc::clone(&devices),
+            spawner: Arc::new(Unconfined),
+        };
+        let mut cpus = Cpus::new(&kvm, Arc::new(vm), Arc::default(), setup).unwrap();
+        let (begun, has_begun) = mpsc::sync_channel(1);
+        let (end, over) = mpsc::channel();
+        let exits = Arc::new(Hanging {
+            begun,
+            over: Mutex::new(over),
+        });
+        let thread = VcpuThread::spawn(vcpu, exits, report, devices, None, &Unconfined).unwrap();
+        cpus.threads.insert(1, thread);
+        cpus.resume();
+        has_begun.recv().unwrap();
+        cpus.unplug(1);
+        assert!(!cpus.is_present(1));
+        assert_eq!(cpus.left(), (vec![], true));
+        let in_access = |result| matches!(result, Err(CpusError::InAccess { vcpu: 1 }));
+        assert!(in_access(cpus.plug(1)));
+        assert!(in_access(cpus.pause(Duration::ZERO)));
+        drop::<mpsc::Sender<()>>(end);
+        cpus.pause(Duration::from_secs(60)).unwrap();
+        assert_eq!(cpus.left(), (vec![1], false));
+        cpus.plug(1).unwrap();
+        assert!(cpus.is_present(1));
+        drop((cpus, mapping));
     }
 }

@@ -238,15 +238,44 @@ impl VcpuThread {
         result.recv().ok()
     }
 
-    /// Ends the thread and gives the vCPU back; `None` if the thread died.
-    pub fn stop(self) -> Option<Vcpu> {
+    /// Asks the thread to end, which it does when the vCPU's last access is complete.
+    pub fn request_stop(&self) {
         self.wish(STOP);
         self.kicker.kick();
+    }
+
+    /// Waits until a thread that was asked to end gives the vCPU back (`None` if it died), at most until then.
+    ///
+    /// # Errors
+    /// The vCPU is in an access.
+    pub fn stopped_until(self, deadline: Instant) -> Result<Option<Vcpu>, Self> {
+        let left = deadline.saturating_duration_since(Instant::now());
+        match self.returned.recv_timeout(left) {
+            Ok(vcpu) => {
+                self.join();
+                Ok(Some(vcpu))
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                self.join();
+                Ok(None)
+            }
+            Err(mpsc::RecvTimeoutError::Timeout) => Err(self),
+        }
+    }
+
+    /// Ends the thread and gives the vCPU back; `None` if the thread died. Waits for the vCPU's last access.
+    pub fn stop(self) -> Option<Vcpu> {
+        self.request_stop();
         let vcpu = self.returned.recv().ok();
+        self.join();
+        vcpu
+    }
+
+    /// Waits for a thread that has given its vCPU back, or died.
+    fn join(self) {
         if self.thread.join().is_err() {
             log::error!("a vCPU thread panicked");
         }
-        vcpu
     }
 
     fn wish(&self, wish: u8) {
