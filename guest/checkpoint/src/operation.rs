@@ -125,7 +125,18 @@ pub fn suspend(
         Chosen::Processes(numbers) if options.released => find_alive(numbers),
         Chosen::Processes(numbers) => find(numbers)?,
     };
-    let mut obstacles: Vec<_> = processes.iter().filter_map(obstacle).collect();
+    let has_gone = |process: &Process| {
+        let has_gone = options.released && !process.is_alive();
+        if has_gone {
+            note!("gantry-checkpoint: {process} has ended meanwhile: it is left out");
+        }
+        has_gone
+    };
+    let obstacles = processes.iter().filter_map(|process| {
+        let obstacle = obstacle(process)?;
+        (!has_gone(process)).then_some(obstacle)
+    });
+    let mut obstacles: Vec<_> = obstacles.collect();
     if !obstacles.is_empty() {
         return Err(OperationError::Refused(obstacles));
     }
@@ -159,6 +170,7 @@ pub fn suspend(
                 items.push(process);
             }
             Ok(_) => items.push(process),
+            Err(_) if has_gone(&process) => {}
             Err(code) if is_all && is_bystander(&process) => {
                 note!("gantry-checkpoint: {process} is left out: its state is not known: {code}");
             }
@@ -192,21 +204,25 @@ pub fn suspend(
         items: Vec::new(),
     };
     for need in needs {
-        if let Err(reason) = work.prepare(&need, &before) {
+        if let Err(reason) = work.prepare(&need, &before)
+            && !has_gone(&need.process)
+        {
             return Err(work.undo(reason));
         }
     }
     for index in 0..work.items.len() {
         if let Err(reason) = work.lock(index, options.limit)
-            && work.items[index].process.is_alive()
+            && !has_gone(&work.items[index].process)
         {
             return Err(work.undo(reason));
         }
     }
     for index in 0..work.items.len() {
-        if let Err(reason) = work.checkpoint(index, options.released, out)
-            && work.items[index].process.is_alive()
-        {
+        // One that ends in this step may have been ended by it.
+        if has_gone(&work.items[index].process) {
+            continue;
+        }
+        if let Err(reason) = work.checkpoint(index, options.released, out) {
             return Err(work.undo(reason));
         }
     }
@@ -663,7 +679,10 @@ impl Work<'_> {
             let undone = self.let_go_on(&mut item);
             let process = &item.process;
             let is_alive = process.is_alive();
-            if let Some(limit) = item.entry.limit {
+            // Memory that takes the place of the device's stays as long as it is suspended.
+            if let Some(limit) = item.entry.limit
+                && !matches!(undone, Err(Unresumed::Stays(_)))
+            {
                 // It may have ended.
                 let _ = memory::set_limit(process, limit);
             }

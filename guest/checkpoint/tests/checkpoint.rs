@@ -269,6 +269,26 @@ fn a_program_that_has_ended_keeps_no_other_from_being_suspended() {
 }
 
 #[test]
+fn a_program_that_ends_is_left_out_unless_its_suspension_may_have_ended_it() {
+    for (function, left_out) in [("state", true), ("lock", true), ("checkpoint", false)] {
+        let rig = Rig::new(2);
+        let (first, second) = (rig.id(0), rig.id(1));
+        rig.fail(function, 1, 2000);
+        let words = ["suspend", "--released", &first, &second];
+        if left_out {
+            let said = rig.done(&words);
+            assert!(said.contains(&first) && !said.contains(&second), "{said}");
+            assert_eq!(rig.state(0), "2");
+        } else {
+            let (status, error) = rig.failed(&words);
+            assert_eq!(status, 1);
+            assert!(error.contains(&second), "{error}");
+            assert_eq!(rig.state(0), "0");
+        }
+    }
+}
+
+#[test]
 fn what_is_undone_waits_for_room_on_the_device() {
     let rig = Rig::new(2);
     let (first, second) = (rig.id(0), rig.id(1));

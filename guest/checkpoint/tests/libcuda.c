@@ -1,6 +1,7 @@
 // The driver's checkpoint functions, for tests: the state of process N is in the file $STAND_IN/state-N, and what is
 // called is added to $STAND_IN/calls. A file $STAND_IN/fail-FUNCTION-N has the answer of a function that fails; with 1000
-// more, it fails after it has done its work; less than 0: the caller is killed by this signal.
+// more, it fails after it has done its work; less than 0: the caller is killed by this signal. 2000: the program dies, and the
+// function fails.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -22,6 +23,20 @@ static int number(const char *kind, int process, int otherwise) {
     return value;
 }
 
+static int dies(int process) {
+    char path[64], kind = 0;
+    kill(process, SIGKILL);
+    snprintf(path, sizeof path, "/proc/%d/stat", process);
+    while (kind != 'Z') {
+        FILE *stat = fopen(path, "r");
+        if (!stat) break;
+        if (fscanf(stat, "%*d (%*[^)]) %c", &kind) != 1) kind = 0;
+        fclose(stat);
+        usleep(1000);
+    }
+    return 999;
+}
+
 static int step(const char *name, int process, int from, int to) {
     char path[4096], failure[64];
     snprintf(path, sizeof path, "%s/calls", getenv("STAND_IN"));
@@ -31,6 +46,7 @@ static int step(const char *name, int process, int from, int to) {
     snprintf(failure, sizeof failure, "fail-%s", name);
     int code = number(failure, process, 0);
     if (code < 0) raise(-code);
+    if (code == 2000) return dies(process);
     if (code && code < 1000) return code;
     if (number("state", process, 0) != from) return 401;
     FILE *state = file("state", process, "w");
@@ -41,8 +57,9 @@ static int step(const char *name, int process, int from, int to) {
 
 int cuInit(unsigned flags) { return flags; }
 int cuCheckpointProcessGetState(int process, int *state) {
+    int code = number("fail-state", process, 0);
     *state = number("state", process, 0);
-    return number("fail-state", process, 0);
+    return code == 2000 ? dies(process) : code;
 }
 int cuCheckpointProcessLock(int process, void *block) { return block ? step("lock", process, 0, 1) : 1; }
 int cuCheckpointProcessUnlock(int process, void *block) { return step("unlock", process, 1, 0); }
