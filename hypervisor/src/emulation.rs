@@ -93,7 +93,19 @@ impl fmt::Display for Instruction {
             write!(f, " ({name})")?;
         }
         match known.and_then(|(_, option)| option) {
-            Some(option) => write!(f, ": add {option} to the guest kernel's command line"),
+            Some(option) => {
+                write!(f, ": add {option} to the guest kernel's command line")?;
+                // Linux obeys the last one only.
+                match option.split_once('=') {
+                    Some((list @ "clearcpuid", name)) => {
+                        write!(
+                            f,
+                            ", or {name} to the {list}= that is there, behind a comma"
+                        )
+                    }
+                    _ => Ok(()),
+                }
+            }
             None => f.write_str(": use a guest kernel that does without it"),
         }
     }
@@ -139,7 +151,9 @@ mod tests {
         for (instruction, option) in known {
             let text = described(instruction);
             let end = format!(": add {option} to the guest kernel's command line");
-            assert!(text.ends_with(&end), "{text}");
+            assert!(text.contains(&end), "{text}");
+            let list = text.ends_with(" to the clearcpuid= that is there, behind a comma");
+            assert_eq!(list, option.contains("cpuid"), "{text}");
         }
         assert_eq!(
             described(&[0x9b, 0x48, 0xc7]),

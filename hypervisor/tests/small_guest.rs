@@ -141,7 +141,7 @@ fn an_instruction_that_kvm_lacks_is_named_with_what_avoids_it() {
             let text = error.to_string();
             assert!(text.contains("at 0x1000, f3 0f b8 c1"), "{text}");
             let end = "(popcnt): add clearcpuid=popcnt to the guest kernel's command line";
-            assert!(text.ends_with(end), "{text}");
+            assert!(text.contains(end), "{text}");
         }
     }
 }
