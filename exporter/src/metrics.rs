@@ -164,7 +164,7 @@ metrics! {
     CLIENT_WORKERS: Gauge "gantry_client_workers" ["arbiter", "client"]
         "The client's workers, one for each application.";
     CLIENT_WAIT: Gauge "gantry_client_wait_seconds" ["arbiter", "client", "quantile"]
-        "How long the client, while it has work, has waited until some of it was done, in the last 10 to 20 seconds.";
+        "Quantile of the times for which the client, while it has work, waited until some was done, in the last 10 to 20 seconds.";
     CLIENT_HOLDS: Gauge "gantry_client_holds" ["arbiter", "client"]
         "Whether the client has the device now.";
 

@@ -63,7 +63,7 @@ pub enum Seat {
     /// None: applications of the guest's own pool wait until these devices are back, or, without
     /// devices, until another request. Programs with native contexts are suspended.
     Parked(Option<Address>),
-    /// As before: the agent says whether programs with native contexts could be suspended in the guest's memory.
+    /// No change: the agent only says whether programs with native contexts could be suspended in the guest's memory.
     Examined,
 }
 

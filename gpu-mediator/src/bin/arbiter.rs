@@ -34,7 +34,7 @@ struct Arguments {
     policy: Name,
     /// Maximum time in milliseconds for which one request may have the device in turns; a worker that exceeds it is killed. 0
     /// means no limit, so a single client can keep the device forever. With time slices, no request is too long, and a worker
-    /// that does not stop for so long is killed.
+    /// that does not stop for so long (10 s for 0) is killed.
     #[arg(long, value_name = "MS", default_value_t = 10_000)]
     limit: u64,
     /// Maximum time in milliseconds, up to 200, for which the device is kept for a client between

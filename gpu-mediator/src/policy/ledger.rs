@@ -43,7 +43,7 @@ pub const LEAST_SLICE: Duration = Duration::from_micros(350);
 
 /// How long a client runs at least between two stops.
 const BETWEEN_STOPS: Duration = Duration::from_millis(8);
-/// For how much of the device's time that is its due a client is stopped at most at once, in milliseconds.
+/// A stop lasts at most until this much device time has become due to the client, in milliseconds.
 const STOPPED_FOR: f64 = 2.0;
 /// A stop that the client has not confirmed for so long has ended by itself, or was not possible.
 const UNCONFIRMED: Duration = Duration::from_millis(40);
@@ -700,7 +700,7 @@ mod tests {
     }
 
     #[test]
-    fn dear_stops_keep_weights_too() {
+    fn costly_stops_keep_weights_too() {
         // As of kernels that fill the device, in many processes, whose slices add up.
         for (weights, took) in [([1, 1], 0.5), ([1, 1], 3.0), ([1, 3], 1.0)] {
             let mut ledger = two(weights);

@@ -225,7 +225,7 @@ pub enum Server {
     /// contexts: all of its programs are suspended in the guest's memory, and new ones wait, as long as this wish is
     /// there.
     Parked,
-    /// As before: the agent only says whether a wish for [`Parked`](Self::Parked) could be carried out. Only a port for
+    /// No change: the agent only says whether a wish for [`Parked`](Self::Parked) could be carried out. Only a port for
     /// native contexts has such a wish.
     Examined,
 }

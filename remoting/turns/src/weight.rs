@@ -10,16 +10,16 @@ use super::{
 /// How long to wait for the arbiter.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The arbiter's answers: the weight was changed, or it knows no such client.
+/// The arbiter's answer: the weight was changed.
 pub const CHANGED: u8 = b'y';
-/// See above.
+/// The arbiter knows no client of this name.
 pub const UNKNOWN: u8 = b'n';
 
 /// Gives the client of this name this weight, 1 to 10,000, for as long as the arbiter at `path` remembers the client. Returns whether
 /// there is one.
 ///
 /// # Errors
-/// No arbiter answers, or it refuses the weight.
+/// No arbiter answers within five seconds, or it refuses the weight or this version.
 pub fn set(path: &Path, name: &str, weight: u32) -> io::Result<bool> {
     let client = Join {
         name: name.to_owned(),

@@ -77,7 +77,7 @@ impl Checkpointer {
         names.any(|name| name.parse::<u32>().is_ok())
     }
 
-    /// Whether this process, of this user, is it.
+    /// Whether this process is gantry-checkpoint and runs as the agent's user.
     pub fn is(process: u32, user: u32) -> bool {
         // SAFETY: a call without arguments.
         let own = unsafe { libc::geteuid() };
@@ -145,7 +145,7 @@ impl Checkpointer {
     }
 }
 
-/// It works.
+/// A gantry-checkpoint that runs.
 pub struct Working {
     child: Kept,
     said: File,
