@@ -122,7 +122,7 @@ pub fn suspend(
     let processes = match &options.chosen {
         Chosen::All => process::with_driver(),
         // Those that have ended keep no device from anybody.
-        Chosen::Processes(numbers) if options.released => find_alive(numbers),
+        Chosen::Processes(numbers) if options.released => look_up(numbers).0,
         Chosen::Processes(numbers) => find(numbers)?,
     };
     let has_gone = |process: &Process| {
@@ -378,17 +378,8 @@ pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError
     Ok(())
 }
 
-fn find_alive(numbers: &[u32]) -> Vec<Process> {
-    let mut found = Vec::<Process>::new();
-    for process in numbers.iter().flat_map(|number| Process::find(*number)) {
-        if !found.contains(&process) {
-            found.push(process);
-        }
-    }
-    found
-}
-
-fn find(numbers: &[u32]) -> Result<Vec<Process>, OperationError> {
+/// The processes with these numbers, and which of them there are not.
+fn look_up(numbers: &[u32]) -> (Vec<Process>, Vec<String>) {
     let (mut found, mut missing) = (Vec::<Process>::new(), Vec::new());
     for number in numbers {
         match Process::find(*number) {
@@ -397,6 +388,11 @@ fn find(numbers: &[u32]) -> Result<Vec<Process>, OperationError> {
             Err(error) => missing.push(format!("PID {number}: {error}")),
         }
     }
+    (found, missing)
+}
+
+fn find(numbers: &[u32]) -> Result<Vec<Process>, OperationError> {
+    let (found, missing) = look_up(numbers);
     if missing.is_empty() {
         Ok(found)
     } else {

@@ -6,7 +6,7 @@ use std::{
     ffi::OsString,
     fs::{self, File},
     io::{self, Read, Seek, SeekFrom},
-    os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd},
     path::{Path, PathBuf},
     process::{Command, Stdio},
 };
@@ -103,7 +103,8 @@ impl Checkpointer {
             ("LD_PRELOAD", cuda_libraries().join(PRELOADED)),
             ("GANTRY_NVIDIA_SOCKET", self.socket.clone()),
         ];
-        let said = memory().map_err(|error| format!("cannot start {NAME}: {error}"))?;
+        let said = base::memfd::create(c"said")
+            .map_err(|error| format!("cannot start {NAME}: {error}"))?;
         let copy = || said.try_clone().map(Stdio::from);
         let started = copy()
             .and_then(|out| Ok((out, copy()?)))
@@ -169,17 +170,6 @@ impl Working {
             reason,
             is_final: status.code() == Some(3),
         }))
-    }
-}
-
-/// A file in memory.
-fn memory() -> io::Result<File> {
-    // SAFETY: a valid name; then a new descriptor without another owner.
-    unsafe {
-        match libc::memfd_create(c"said".as_ptr(), libc::MFD_CLOEXEC) {
-            file if file < 0 => Err(io::Error::last_os_error()),
-            file => Ok(OwnedFd::from_raw_fd(file).into()),
-        }
     }
 }
 
