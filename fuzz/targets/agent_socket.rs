@@ -19,6 +19,9 @@ use remoting_transport::socket;
 
 // The agent is a program and not a library.
 #[allow(dead_code)]
+#[path = "../../guest/agent/src/children.rs"]
+mod children;
+#[allow(dead_code)]
 #[path = "../../guest/agent/src/file_error.rs"]
 mod file_error;
 #[allow(dead_code)]

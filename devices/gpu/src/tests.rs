@@ -73,17 +73,29 @@ fn mediator(folder: &Path) -> PathBuf {
         serve(&path, settings).map_err(|error| panic!("{error}"))
     });
     wait("the model", || model.exists());
-    let settings = server::Settings {
-        policy: Name::Fair,
-        // Nothing here runs forever.
-        limit: Duration::from_secs(60),
-    };
-    let mut server = server::Server::new(&model, &socket, settings).unwrap();
+    let mut server = None;
+    // Its socket is there before it listens.
+    wait("the model's answer", || {
+        let settings = server::Settings {
+            policy: Name::Fair,
+            // Nothing here runs forever.
+            limit: Duration::from_secs(60),
+        };
+        match server::Server::new(&model, &socket, settings) {
+            Ok(started) => server = Some(started),
+            Err(error) => assert!(
+                format!("{error:?}").contains("ConnectionRefused"),
+                "{error:?}"
+            ),
+        }
+        server.is_some()
+    });
+    let mut server = server.unwrap();
     std::thread::spawn(move || server.run());
     socket
 }
 
-fn wait(what: &str, is: impl Fn() -> bool) {
+fn wait(what: &str, mut is: impl FnMut() -> bool) {
     let start = Instant::now();
     while !is() {
         assert!(
