@@ -65,7 +65,7 @@ const CORRECTION: u32 = 2;
 /// A debt of this part of the one above which it is forgiven is paid in one stop.
 const NEAR_FORGIVEN: f64 = 0.75;
 /// The shortest and longest slice, in milliseconds.
-const LEAST: f64 = 0.35;
+const LEAST: f64 = LEAST_SLICE.as_micros() as f64 / 1e3;
 const LONGEST_SLICE: f64 = 30.0;
 /// The sum of all slices, in milliseconds per client that has used or was due something.
 const CYCLE: f64 = 2.0;

@@ -89,9 +89,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_status_is_known_whoever_has_waited_for_the_child() {
+    fn a_status_is_known_after_another_thread_has_reaped_the_child() {
         let child = Kept::start(Command::new("sh").args(["-c", "exit 7"])).unwrap();
-        // As whoever waits for all children does.
+        // As a thread does that waits for all children.
         while ended(child.process) == 0 {
             std::thread::yield_now();
         }

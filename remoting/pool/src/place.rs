@@ -149,6 +149,20 @@ mod tests {
 
     use super::*;
 
+    const PLAN: Plan = Plan {
+        drain: std::time::Duration::ZERO,
+        postcopy: false,
+    };
+
+    fn place(attachment: &[u8]) -> Place {
+        Place {
+            attachment: attachment.to_vec(),
+            window: 7,
+            files: Vec::new(),
+            closer: Closer::default(),
+        }
+    }
+
     /// Answers all commands, until `last` was answered.
     fn answers(channel: &UnixStream, last: fn(&Command) -> bool) {
         while let Ok(Some((command, _))) = receive::<Command>(channel) {
@@ -172,22 +186,13 @@ mod tests {
                 matches!(command, Command::Restore(..))
             });
         });
-        let place = Place {
-            attachment: Vec::new(),
-            window: 7,
-            files: Vec::new(),
-            closer: Closer::default(),
-        };
-        let plan = Plan {
-            drain: std::time::Duration::ZERO,
-            postcopy: false,
-        };
+        let place = place(b"");
         let (connection, _client) = UnixStream::pair().unwrap();
         let application = (connection.as_fd(), Some(&place));
         let mut source = Source::new(to_source);
         let successor = (to_destination, None);
         let cancel = Cancel::default();
-        let arrival = carry_over(&mut source, successor, application, &plan, &cancel).unwrap();
+        let arrival = carry_over(&mut source, successor, application, &PLAN, &cancel).unwrap();
         // Its other end is gone before it hears that it serves.
         restores.join().unwrap();
         let mut is_ended = false;
@@ -205,20 +210,11 @@ mod tests {
             let described = Reply::Serves(Blob(b"told".to_vec()));
             send(&source, &described, &[]).unwrap();
         });
-        let place = Place {
-            attachment: b"whose it is".to_vec(),
-            window: 7,
-            files: Vec::new(),
-            closer: Closer::default(),
-        };
-        let plan = Plan {
-            drain: std::time::Duration::ZERO,
-            postcopy: false,
-        };
+        let place = place(b"whose it is");
         let (connection, _client) = UnixStream::pair().unwrap();
         let application = (connection.as_fd(), Some(&place));
         let mut source = Source::new(to_source);
-        let adopted = adopted(&mut source, (to_destination, None), application, &plan);
+        let adopted = adopted(&mut source, (to_destination, None), application, &PLAN);
         serves.join().unwrap();
         let _adopted = adopted.unwrap();
         let served = Served {

@@ -182,7 +182,7 @@ fn last(file: &mut File) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// The error that it has written last, with its causes; or the last line, of whoever could not start it.
+/// The last error in its output, with its causes; or the last line, if it could not be started.
 fn reason(said: &str) -> Option<String> {
     let own = said.rfind(&format!("{NAME}: "));
     let last = match own {
@@ -213,5 +213,19 @@ mod tests {
         // SAFETY: a call without arguments.
         let user = unsafe { libc::geteuid() };
         assert!(!Checkpointer::is(std::process::id(), user));
+        let folder = tempfile::tempdir().unwrap();
+        let program = folder.path().join(NAME);
+        fs::copy("/bin/sleep", &program).unwrap();
+        // Another test's child may still have the copy open for writing.
+        let mut child = loop {
+            match Command::new(&program).arg("1000").spawn() {
+                Err(error) if error.kind() == io::ErrorKind::ExecutableFileBusy => {}
+                child => break child.unwrap(),
+            }
+        };
+        let is = [user, user + 1].map(|user| Checkpointer::is(child.id(), user));
+        child.kill().unwrap();
+        child.wait().unwrap();
+        assert_eq!(is, [true, false]);
     }
 }

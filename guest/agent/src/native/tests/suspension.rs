@@ -86,6 +86,14 @@ impl Suspensions {
             .collect()
     }
 
+    fn wait_until_resumed(&self) {
+        let since = Instant::now();
+        while self.file("suspended").exists() {
+            assert!(since.elapsed() < HANGS, "{:?}", self.calls());
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
     fn wait_for_calls(&self, count: usize) -> Vec<String> {
         let since = Instant::now();
         while self.calls().len() < count {
@@ -210,11 +218,7 @@ fn a_resumption_that_fails_is_tried_again() {
     fs::remove_file(all.file("broken")).unwrap();
     let waiting = all.rig.connect();
     assert_eq!(waiting.hello().0.result, 0, "it is served");
-    let since = Instant::now();
-    while all.file("suspended").exists() {
-        assert!(since.elapsed() < HANGS);
-        thread::sleep(Duration::from_millis(10));
-    }
+    all.wait_until_resumed();
 }
 
 #[test]
@@ -241,11 +245,7 @@ fn programs_are_served_and_suspended_while_others_could_not_be_resumed() {
     all.wish(Server::Examined);
     assert_eq!(all.outcome(), done(1));
     fs::remove_file(all.file("broken")).unwrap();
-    let since = Instant::now();
-    while all.file("suspended").exists() {
-        assert!(since.elapsed() < HANGS);
-        thread::sleep(Duration::from_millis(10));
-    }
+    all.wait_until_resumed();
 }
 
 #[test]
