@@ -67,7 +67,7 @@ impl Patience {
         }
     }
 
-    /// The time until the deadline.
+    /// The time until the deadline; zero after it.
     pub fn left(&self) -> Duration {
         self.until.saturating_duration_since(Instant::now())
     }

@@ -55,17 +55,18 @@ pub struct Client {
     pub waits: Waits,
 }
 
-/// How long a client that has work has waited until some of it was done, in nanoseconds: from when it began to have work, or
-/// from its last completion. Over the last 10 to 20 seconds. Rounded up by at most a quarter. A kernel's own length counts, and so does a function of the client's that its work waits for.
+/// How long a client that has work has waited until some of it was done, over the last 10 to 20 seconds: from when it began to
+/// have work, or from its last completion. In nanoseconds, rounded up by at most a quarter. The length of a kernel counts,
+/// and so does a function of the client that its work waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Waits {
     /// Number of waits.
     pub count: u64,
     /// Half of them were not longer than this.
     pub p50: u64,
-    /// 95 of 100.
+    /// 95 % of them were not longer than this.
     pub p95: u64,
-    /// 99 of 100.
+    /// 99 % of them were not longer than this.
     pub p99: u64,
     /// The longest.
     pub longest: u64,

@@ -44,7 +44,7 @@ impl Drop for Suspended {
 pub(super) fn obstacles(ports: &[(String, Handle)], patience: &Patience) -> Vec<String> {
     let asked = in_use(ports).map(|(id, port)| {
         let answer = ask(id, port, &Seat::Examined, patience);
-        // A question that is answered is no wish any longer.
+        // The question is withdrawn once it is answered: it must not keep programs suspended.
         port.withdraw_seats();
         answer
     });

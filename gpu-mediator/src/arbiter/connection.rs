@@ -155,17 +155,23 @@ impl Newcomer {
     }
 
     /// Its message, once that is complete.
+    ///
+    /// # Errors
+    /// It is not complete, or invalid.
     pub fn first(&self) -> Result<First, Error> {
         let bytes: &[u8; JOIN] = self.bytes.as_slice().try_into().map_err(|_| Error::Ended)?;
         Ok(First::from_bytes(bytes)?)
     }
 
-    /// The connection, of what is no worker.
+    /// The connection, for a peer other than a worker.
     pub fn into_stream(self) -> Connection {
         self.stream
     }
 
-    /// Makes a worker of it.
+    /// Makes a worker of it, and sends it its pages.
+    ///
+    /// # Errors
+    /// Nobody has introduced its process, or the pages cannot be made or sent.
     pub fn into_worker(self) -> Result<Worker, Error> {
         let (grant, grant_file) = Page::<Grant>::create()?;
         let (account, account_file) = Page::<Account>::create()?;

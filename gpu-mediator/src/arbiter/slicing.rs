@@ -179,7 +179,7 @@ impl Arbiter {
 
     /// Reads reports, so that figures are those of now.
     pub(super) fn review_now(&mut self) {
-        // Not more often than otherwise, whoever reads: slices are corrected once in so many reviews.
+        // Readers cause no additional reviews: slices are corrected once in a fixed number of reviews.
         let now = Moment::now();
         if self.slicing.is_on() && now.since(self.slicing.reviewed) >= PERIOD {
             self.review_slices(now);

@@ -56,7 +56,7 @@ pub fn introduce_self(program: &'static str, join: &Join, path: PathBuf) -> io::
     Ok(ours)
 }
 
-/// Connects this process to the arbiter, with a first message that is no worker's.
+/// Connects this process to the arbiter, with a first message other than a worker's.
 pub(super) fn connect_self(path: &Path, first: &First) -> io::Result<UnixStream> {
     let mut stream = UnixStream::connect(path)?;
     let this = handle_of(std::process::id())?;

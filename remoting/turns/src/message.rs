@@ -113,6 +113,9 @@ impl First {
     }
 
     /// Reads the message.
+    ///
+    /// # Errors
+    /// Another version of the protocol, or an invalid name.
     pub fn from_bytes(bytes: &[u8; JOIN]) -> Result<Self, Refused> {
         let join = Join::from_bytes(bytes)?;
         Ok(match bytes[FLAGS] & (TRIAL | WEIGHT) {

@@ -86,7 +86,7 @@ impl Waiting {
         waited
     }
 
-    /// It has none after all.
+    /// A call has submitted nothing, and nothing else is outstanding.
     pub fn forget(&mut self) {
         self.0 = None;
     }

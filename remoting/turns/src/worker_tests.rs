@@ -75,7 +75,7 @@ fn waits_for_a_turn_and_between_completions_are_counted() {
     waited(&[40]);
     turns.completed(1, millis(51));
     waited(&[1]);
-    // A call that submits nothing is no work.
+    // A call that submits nothing does not count.
     assert!(turns.may_submit(CLASS, false, millis(100)));
     turns.carried_out(millis(100));
     assert!(turns.may_submit(CLASS, false, millis(200)));

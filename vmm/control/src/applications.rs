@@ -195,7 +195,7 @@ impl Control {
         }
     }
 
-    /// Cancels all waits for workers, or what else is under way and is no migration.
+    /// Cancels all waits for workers, and other jobs in progress except migrations.
     pub(super) fn cancel_waits(&mut self) -> Result<Response, ApiError> {
         let job = match &self.migrations.job {
             Job::Workers(workers) => Some(&workers.cancel),

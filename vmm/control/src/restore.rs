@@ -175,8 +175,8 @@ impl Control {
         });
     }
 
-    /// Has a thread do what may wait.
-    fn have<T: Send + 'static>(
+    /// Runs work that may block on a thread of its own.
+    fn spawn<T: Send + 'static>(
         &self,
         begun: &Begun,
         role: ThreadRole,
@@ -247,7 +247,7 @@ impl Control {
                 self.prepare(&mut config, &folder, &asked.request, fds)?;
                 let disks = config.disks.clone().unwrap_or_default();
                 let read = move |_: &Cancel| folder.read(&disks);
-                let read = self.have(begun, ThreadRole::Restore, read)?;
+                let read = self.spawn(begun, ThreadRole::Restore, read)?;
                 Ok(Some(Stage::Files { config, read }))
             }
             Stage::Files { config, read } => self.make(begun, config, read.take()?, asked),
@@ -274,7 +274,7 @@ impl Control {
         }
         let directory = place(request.directory(), &request.source_url)?.to_owned();
         let read = move |_: &Cancel| Folder::open(directory);
-        Ok(Stage::Config(self.have(
+        Ok(Stage::Config(self.spawn(
             begun,
             ThreadRole::Restore,
             read,
@@ -357,7 +357,7 @@ impl Control {
         Ok(Some(Stage::Memory {
             lacks: Box::new(rest),
             read: (done, total),
-            is_read: self.have(begun, ThreadRole::Restore, read)?,
+            is_read: self.spawn(begun, ThreadRole::Restore, read)?,
         }))
     }
 
@@ -384,7 +384,7 @@ impl Control {
             return Ok(None);
         }
         let take_up = move |cancel: &Cancel| applications::take_up(&ports, cancel.clone());
-        let are_up = self.have(begun, ThreadRole::Migration, take_up)?;
+        let are_up = self.spawn(begun, ThreadRole::Migration, take_up)?;
         Ok(Some(Stage::Applications(are_up)))
     }
 

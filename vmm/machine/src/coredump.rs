@@ -164,7 +164,7 @@ fn left_over(error: io::Error) -> io::Error {
     match error.kind() {
         io::ErrorKind::AlreadyExists => io::Error::new(
             io::ErrorKind::AlreadyExists,
-            "it exists: remove it if no core dump is in progress; a VMM that was killed has left it",
+            "it exists: remove it if no core dump is in progress; a VMM that was killed may have left it",
         ),
         _ => error,
     }

@@ -18,6 +18,9 @@ pub struct Images(Mutex<BTreeMap<String, Disk>>);
 
 impl Images {
     /// Opens and locks the images of disks, at the speed of the storage.
+    ///
+    /// # Errors
+    /// The first image that cannot be opened or locked, by the name of its disk.
     pub fn open(disks: &[DiskConfig]) -> Result<Self, MachineError> {
         let mut images = BTreeMap::new();
         for disk in disks.iter().filter(|disk| disk.is_present()) {

@@ -86,6 +86,9 @@ pub struct Folder {
 
 impl Folder {
     /// Locks it, and reads the configuration of the snapshot's VM, at the speed of the disk.
+    ///
+    /// # Errors
+    /// Another process uses it, or it has no snapshot that this version can read.
     pub fn open(path: PathBuf) -> Result<(Box<VmConfig>, Self), MachineError> {
         // Memory that is loaded on demand is safe without the lock, too: a new snapshot replaces the file.
         let alone = DirectoryLock::shared(&path)?;
@@ -99,6 +102,9 @@ impl Folder {
     }
 
     /// Reads the other files, except memory, and opens the images of the VM's disks, at the speed of the storage.
+    ///
+    /// # Errors
+    /// A file is missing or invalid, or an image cannot be opened.
     pub fn read(self, disks: &[DiskConfig]) -> Result<Snapshot, MachineError> {
         let path = self.path.join(vmm_snapshot::STATE);
         let state: SavedMachine =

@@ -16,7 +16,7 @@ def note(text):
 
 @torch.no_grad()
 def descend(momentum, rate=0.01, kept=0.9):
-    """As torch.optim.SGD does, which would import the compiler: twice as many modules."""
+    """A step of SGD with momentum, as torch.optim.SGD makes it: importing that would import the compiler, twice as many modules."""
     for parameter, velocity in momentum:
         velocity.mul_(kept).add_(parameter.grad)
         parameter.sub_(velocity, alpha=rate)

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::buses::Buses;
 
-/// How long vCPUs have to end their accesses before whoever stops them looks again later.
+/// How long to wait for vCPUs to end their accesses before the caller has to ask again later.
 pub const ACCESS: Duration = Duration::from_millis(100);
 
 /// The same for what is refused otherwise.
