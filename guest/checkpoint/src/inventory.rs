@@ -1,6 +1,7 @@
 //! What NVML knows of devices and processes (NVIDIA Management Library, `nvml.h`).
 
 use std::{
+    cell::OnceCell,
     ffi::{c_char, c_int, c_uint, c_void},
     ptr::null_mut,
 };
@@ -42,6 +43,15 @@ struct NvmlProcess {
     instances: [c_uint; 2],
 }
 
+type NoArguments = unsafe extern "C" fn() -> c_int;
+
+fn check(name: &'static str, code: c_int) -> Result<(), NvmlError> {
+    match code {
+        0 => Ok(()),
+        code => Err(NvmlError::Call { name, code }),
+    }
+}
+
 /// NVML refused.
 #[derive(Debug, thiserror::Error)]
 pub enum NvmlError {
@@ -58,19 +68,31 @@ pub enum NvmlError {
     },
 }
 
-impl Inventory {
-    /// Asks NVML, which is closed again afterwards.
+/// NVML. It is initialized when it is first asked, and shut down at the end: each time takes long.
+#[derive(Default)]
+pub struct Nvml(OnceCell<Library>);
+
+impl Nvml {
+    fn library(&self) -> Result<&Library, NvmlError> {
+        if let Some(library) = self.0.get() {
+            return Ok(library);
+        }
+        // SAFETY: the library's initializers are those that every program which uses NVML runs.
+        let library = unsafe { Library::new("libnvidia-ml.so.1") }?;
+        // SAFETY: the function has this type.
+        check("nvmlInit_v2", unsafe {
+            library.get::<NoArguments>(b"nvmlInit_v2")?()
+        })?;
+        Ok(self.0.get_or_init(|| library))
+    }
+
+    /// What it knows now.
     ///
     /// # Errors
     /// It cannot be loaded, or a function fails.
-    pub fn take() -> Result<Self, NvmlError> {
+    pub fn inventory(&self) -> Result<Inventory, NvmlError> {
         const MOST: usize = 1024;
-        // SAFETY: the library's initializers are those that every program which uses NVML runs.
-        let library = unsafe { Library::new("libnvidia-ml.so.1") }?;
-        let check = |name, code| match code {
-            0 => Ok(()),
-            code => Err(NvmlError::Call { name, code }),
-        };
+        let library = self.library()?;
         macro_rules! nvml {
             ($name:literal, fn($($kind:ty),*), $($value:expr),*) => {{
                 // SAFETY: the function has this type, and what it writes to is as long as it is told.
@@ -89,58 +111,65 @@ impl Inventory {
                 nvml!($name, fn($($kind,)* *mut c_char, c_uint), $($value,)* place, 96).map(|()| text(&bytes))
             }};
         }
-        nvml!("nvmlInit_v2", fn(),)?;
-        let take = || -> Result<Self, NvmlError> {
-            let version = string!("nvmlSystemGetDriverVersion", fn(),)?;
-            let mut count = 0;
-            nvml!("nvmlDeviceGetCount_v2", fn(*mut c_uint), &raw mut count)?;
-            let mut gpus = Vec::new();
-            for index in 0..count {
-                let mut device = null_mut::<c_void>();
-                nvml!(
-                    "nvmlDeviceGetHandleByIndex_v2",
-                    fn(c_uint, *mut *mut c_void),
-                    index,
-                    &raw mut device
-                )?;
-                let uuid = string!("nvmlDeviceGetUUID", fn(*mut c_void), device)?;
-                let model = string!("nvmlDeviceGetName", fn(*mut c_void), device)?;
-                let mut memory = [0u64; 3];
-                nvml!(
-                    "nvmlDeviceGetMemoryInfo",
-                    fn(*mut c_void, *mut [u64; 3]),
-                    device,
-                    &raw mut memory
-                )?;
-                let mut processes = vec![NvmlProcess::default(); MOST];
-                let mut found = MOST as c_uint;
-                nvml!(
-                    "nvmlDeviceGetComputeRunningProcesses_v3",
-                    fn(*mut c_void, *mut c_uint, *mut NvmlProcess),
-                    device,
-                    &raw mut found,
-                    processes.as_mut_ptr()
-                )?;
-                processes.truncate(found as usize);
-                let [_, free, used] = memory;
-                gpus.push(Gpu {
-                    uuid,
-                    model,
-                    free,
-                    used,
-                    processes: processes
-                        .iter()
-                        .map(|entry| (entry.process, entry.bytes))
-                        .collect(),
-                });
-            }
-            Ok(Self { version, gpus })
-        };
-        let taken = take();
-        nvml!("nvmlShutdown", fn(),)?;
-        taken
+        let version = string!("nvmlSystemGetDriverVersion", fn(),)?;
+        let mut count = 0;
+        nvml!("nvmlDeviceGetCount_v2", fn(*mut c_uint), &raw mut count)?;
+        let mut gpus = Vec::new();
+        for index in 0..count {
+            let mut device = null_mut::<c_void>();
+            nvml!(
+                "nvmlDeviceGetHandleByIndex_v2",
+                fn(c_uint, *mut *mut c_void),
+                index,
+                &raw mut device
+            )?;
+            let uuid = string!("nvmlDeviceGetUUID", fn(*mut c_void), device)?;
+            let model = string!("nvmlDeviceGetName", fn(*mut c_void), device)?;
+            let mut memory = [0u64; 3];
+            nvml!(
+                "nvmlDeviceGetMemoryInfo",
+                fn(*mut c_void, *mut [u64; 3]),
+                device,
+                &raw mut memory
+            )?;
+            let mut processes = vec![NvmlProcess::default(); MOST];
+            let mut found = MOST as c_uint;
+            nvml!(
+                "nvmlDeviceGetComputeRunningProcesses_v3",
+                fn(*mut c_void, *mut c_uint, *mut NvmlProcess),
+                device,
+                &raw mut found,
+                processes.as_mut_ptr()
+            )?;
+            processes.truncate(found as usize);
+            let [_, free, used] = memory;
+            gpus.push(Gpu {
+                uuid,
+                model,
+                free,
+                used,
+                processes: processes
+                    .iter()
+                    .map(|entry| (entry.process, entry.bytes))
+                    .collect(),
+            });
+        }
+        Ok(Inventory { version, gpus })
     }
+}
 
+impl Drop for Nvml {
+    fn drop(&mut self) {
+        let Some(library) = self.0.get() else { return };
+        // SAFETY: the function has this type.
+        if let Ok(shut_down) = unsafe { library.get::<NoArguments>(b"nvmlShutdown") } {
+            // SAFETY: it was initialized, and nothing of it is used any longer.
+            unsafe { shut_down() };
+        }
+    }
+}
+
+impl Inventory {
     /// Bytes that a process has on all devices; `None` if none lists it, or if one does not know how many.
     pub fn bytes_of(&self, process: u32) -> Option<u64> {
         let entries = self.gpus.iter().flat_map(|gpu| &gpu.processes);

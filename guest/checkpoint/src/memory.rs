@@ -83,11 +83,7 @@ pub fn shortages(needs: &[Need], total: u64) -> Vec<String> {
 
 /// The memory that is left, by each of the kernel's counts.
 fn rooms(meminfo: &str, overcommit: &str) -> Vec<(u64, &'static str)> {
-    let field = |name: &str| {
-        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
-        let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
-        Some(kib * 1024)
-    };
+    let field = |name| field(meminfo, name);
     let mut rooms = Vec::new();
     rooms.extend(field("MemAvailable:").map(|room| (room, "are available")));
     if overcommit == "2"
@@ -140,7 +136,7 @@ pub fn limit_of(process: &Process) -> io::Result<DataLimit> {
 pub fn raise_limit(process: &Process, bytes: u64) -> io::Result<bool> {
     let [soft, hard] = limit_of(process)?;
     let status = fs::read_to_string(format!("/proc/{}/status", process.number))?;
-    let used = data(&status).unwrap_or(u64::MAX / 2);
+    let used = field(&status, "VmData:").unwrap_or(u64::MAX / 2);
     let wanted = used.saturating_add(bytes).saturating_add(MARGIN);
     if soft >= wanted {
         return Ok(false);
@@ -157,11 +153,15 @@ pub fn set_limit(process: &Process, to: DataLimit) -> io::Result<()> {
     limit(process.number, Some(to)).map(|_| ())
 }
 
-/// Bytes of data memory in /proc/PID/status.
-fn data(status: &str) -> Option<u64> {
-    let line = status
-        .lines()
-        .find_map(|line| line.strip_prefix("VmData:"))?;
+/// Bytes of a process's data memory, and of its resident memory. `None`: it has ended.
+pub fn of(process: &Process) -> Option<[u64; 2]> {
+    let status = fs::read_to_string(format!("/proc/{}/status", process.number)).ok()?;
+    Some([field(&status, "VmData:")?, field(&status, "VmRSS:")?])
+}
+
+/// Bytes of a field that is given in KiB.
+fn field(text: &str, name: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(name))?;
     let kib: u64 = line.split_whitespace().next()?.parse().ok()?;
     Some(kib * 1024)
 }

@@ -11,7 +11,7 @@ use base::note;
 
 use crate::{
     driver::{Code, Driver, DriverError, State, Uuid, uuid},
-    inventory::{Gpu, Inventory, NvmlError, UNKNOWN},
+    inventory::{Gpu, Inventory, Nvml, NvmlError, UNKNOWN},
     journal::{Entry, Had, Journal, JournalError},
     memory::{self, Need, Size},
     process::{self, Process},
@@ -19,6 +19,9 @@ use crate::{
 
 /// How often a step that takes long says so.
 const PROGRESS: Duration = Duration::from_secs(2);
+
+/// The most that a program has on a device beside its contents: 541 MiB were seen.
+const BESIDE: u64 = 1 << 30;
 
 /// Something was not done.
 #[derive(Debug, thiserror::Error)]
@@ -145,7 +148,8 @@ pub fn suspend(
         return Ok(());
     }
     let driver = Driver::open()?;
-    let before = inventory(options.force)?;
+    let nvml = Nvml::default();
+    let before = inventory(&nvml, options.force)?;
     obstacles.extend(known_to_fail(&before.version).filter(|_| !options.force));
     let mut items = Vec::new();
     for process in processes {
@@ -200,7 +204,9 @@ pub fn suspend(
     }
     let mut work = Work {
         driver: &driver,
+        nvml: &nvml,
         journal,
+        force: options.force,
         items: Vec::new(),
     };
     for need in needs {
@@ -247,10 +253,11 @@ pub fn resume(
         return Ok(());
     }
     let driver = Driver::open()?;
+    let nvml = Nvml::default();
     let (mut staying, mut lost) = (Vec::new(), Vec::new());
     for process in processes {
         let begin = Instant::now();
-        match resume_one(options, &driver, journal, &process) {
+        match resume_one(options, &driver, &nvml, journal, &process) {
             Ok(()) => {
                 let seconds = begin.elapsed().as_secs_f64();
                 let written = writeln!(out, "{process} resumed in {seconds:.1} s");
@@ -278,6 +285,7 @@ pub fn resume(
 fn resume_one(
     options: &Resumption,
     driver: &Driver,
+    nvml: &Nvml,
     journal: &Journal,
     process: &Process,
 ) -> Result<(), Unresumed> {
@@ -297,7 +305,7 @@ fn resume_one(
                 return Err(Unresumed::Lost(reason.to_owned()));
             }
             let stays = |reason| Unresumed::Stays(format!("stays suspended: {reason}"));
-            let now = inventory(options.force).map_err(|error| stays(error.to_string()))?;
+            let now = inventory(nvml, options.force).map_err(|error| stays(error.to_string()))?;
             let places = places(&noted.gpus, options, &now).map_err(stays)?;
             // A second attempt cannot succeed, and must not look as if it had: that this one began has to be known, even
             // if this program is killed.
@@ -351,7 +359,7 @@ pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError
         return Ok(());
     }
     let driver = Driver::open()?;
-    let now = Inventory::take().unwrap_or_default();
+    let now = Nvml::default().inventory().unwrap_or_default();
     for process in processes {
         let entry = journal.entry(&process).unwrap_or_else(|error| {
             note!("gantry-checkpoint: {process}: {}", base::Chain(&error));
@@ -428,8 +436,8 @@ fn known_to_fail(version: &str) -> Option<String> {
     ))
 }
 
-fn inventory(force: bool) -> Result<Inventory, NvmlError> {
-    match Inventory::take() {
+fn inventory(nvml: &Nvml, force: bool) -> Result<Inventory, NvmlError> {
+    match nvml.inventory() {
         Err(error) if force => {
             note!("gantry-checkpoint: NVML is not used: {error}");
             Ok(Inventory::default())
@@ -536,6 +544,9 @@ fn shown<T: Send>(process: &Process, what: &str, step: impl FnOnce() -> T + Send
 /// Programs whose suspension has begun.
 struct Work<'a> {
     driver: &'a Driver,
+    nvml: &'a Nvml,
+    /// Whether unknown needs for memory are accepted.
+    force: bool,
     journal: &'a Journal,
     items: Vec<Item>,
 }
@@ -614,14 +625,15 @@ impl Work<'_> {
         out: &mut dyn Write,
     ) -> Result<(), String> {
         let begin = Instant::now();
-        let used = |inventory: &Inventory| -> Vec<u64> {
-            inventory.gpus.iter().map(|gpu| gpu.used).collect()
+        let nvml = self.nvml;
+        let used = || -> Vec<u64> {
+            let now = nvml.inventory().unwrap_or_default();
+            now.gpus.iter().map(|gpu| gpu.used).collect()
         };
-        let before = Inventory::take()
-            .map(|inventory| used(&inventory))
-            .unwrap_or_default();
+        let before = used();
         let item = &mut self.items[index];
         let (driver, process) = (self.driver, item.process.clone());
+        let memory = memory::of(&process);
         let step = || driver.checkpoint(process.number);
         let outcome = shown(&process, "being suspended", step);
         // The function also succeeds for programs that it has done nothing with.
@@ -631,14 +643,20 @@ impl Work<'_> {
             (Err(code), _) => return Err(format!("{process} stays: {code}")),
         }
         let seconds = begin.elapsed().as_secs_f64();
-        // What it had on devices that list no processes is what they have more now.
-        let after = Inventory::take()
-            .map(|inventory| used(&inventory))
-            .unwrap_or_default();
-        let freed = before
-            .iter()
-            .zip(&after)
-            .map(|(before, after)| before.saturating_sub(*after));
+        // What it had on devices that list no processes is what they have more now. Others may have given memory back, too:
+        // contents of this program have become its own memory.
+        let moved = memory.zip(memory::of(&process)).map(|(before, after)| {
+            let grown = before
+                .into_iter()
+                .zip(after)
+                .map(|(before, after)| after.saturating_sub(before));
+            grown.max().unwrap_or(0).saturating_add(BESIDE)
+        });
+        let after = used();
+        let freed = before.iter().zip(&after).map(|(before, after)| {
+            let freed = before.saturating_sub(*after);
+            moved.map_or(freed, |moved| freed.min(moved))
+        });
         for (gpu, freed) in item.entry.gpus.iter_mut().zip(freed) {
             gpu.bytes = gpu.bytes.max(freed);
         }
@@ -720,8 +738,12 @@ impl Work<'_> {
             Ok(State::Running) => return Ok(()),
             Ok(State::Locked) => {}
             Ok(State::Checkpointed) => {
-                let places = match Inventory::take() {
-                    Ok(now) => places(&item.entry.gpus, &Resumption::default(), &now)
+                let options = Resumption {
+                    force: self.force,
+                    ..Resumption::default()
+                };
+                let places = match self.nvml.inventory() {
+                    Ok(now) => places(&item.entry.gpus, &options, &now)
                         .map_err(|reason| Unresumed::Stays(format!("stays suspended: {reason}")))?,
                     Err(_) => Vec::new(),
                 };

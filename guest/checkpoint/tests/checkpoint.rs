@@ -304,6 +304,31 @@ fn what_is_undone_waits_for_room_on_the_device() {
 }
 
 #[test]
+fn what_is_forced_is_undone_without_a_look_at_the_device() {
+    let rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    fs::write(rig.path("gpu-then"), format!("{GPU} 0 0\n")).unwrap();
+    rig.fail("checkpoint", 1, 801);
+    let (status, said) = rig.failed(&["suspend", "--force", &first, &second]);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("all programs go on"), "{said}");
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
+fn what_others_give_back_meanwhile_is_not_needed_to_resume() {
+    let rig = Rig::new(1);
+    // A device that lists no programs: 60 GiB become free.
+    let device = |free: u64, used: u64| format!("{GPU} {} {}\n", free * GIB, used * GIB);
+    fs::write(rig.path("gpu"), device(10, 60)).unwrap();
+    fs::write(rig.path("gpu-then"), device(70, 0)).unwrap();
+    rig.done(&["suspend", "--force", "--all"]);
+    fs::write(rig.path("gpu"), device(2, 0)).unwrap();
+    rig.done(&["resume", "--all"]);
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
 fn one_that_stays_suspended_beside_one_that_is_lost_can_be_resumed_later() {
     let rig = Rig::new(2);
     let (first, second) = (rig.id(0), rig.id(1));

@@ -1,7 +1,7 @@
 // The driver's checkpoint functions, for tests: the state of process N is in the file $STAND_IN/state-N, and what is
 // called is added to $STAND_IN/calls. A file $STAND_IN/fail-FUNCTION-N has the answer of a function that fails; with 1000
 // more, it fails after it has done its work; less than 0: the caller is killed by this signal. 2000: the program dies, and the
-// function fails.
+// function fails. A suspension replaces the file "gpu" of NVML's by "gpu-then", if there is one.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -63,7 +63,14 @@ int cuCheckpointProcessGetState(int process, int *state) {
 }
 int cuCheckpointProcessLock(int process, void *block) { return block ? step("lock", process, 0, 1) : 1; }
 int cuCheckpointProcessUnlock(int process, void *block) { return step("unlock", process, 1, 0); }
-int cuCheckpointProcessCheckpoint(int process, void *block) { return step("checkpoint", process, 1, 2); }
+int cuCheckpointProcessCheckpoint(int process, void *block) {
+    char from[4096], to[4096];
+    snprintf(from, sizeof from, "%s/gpu-then", getenv("STAND_IN"));
+    snprintf(to, sizeof to, "%s/gpu", getenv("STAND_IN"));
+    int code = step("checkpoint", process, 1, 2);
+    rename(from, to);
+    return code;
+}
 
 int cuCheckpointProcessRestore(int process, void *block) {
     struct { const unsigned char (*pairs)[2][16]; unsigned count; } *words = block;

@@ -158,13 +158,14 @@ impl Working {
         self.child.end.as_fd()
     }
 
-    /// How it has ended. `None`: it still works.
-    pub fn ended(&mut self) -> Option<Result<(), Failure>> {
+    /// How it has ended, and what it has done, a line for each program. `None`: it still works.
+    pub fn ended(&mut self) -> Option<Result<Vec<String>, Failure>> {
         let status = self.child.status()?;
-        if status.success() {
-            return Some(Ok(()));
-        }
         let said = last(&mut self.said).unwrap_or_default();
+        if status.success() {
+            let done = said.lines().filter(|line| line.starts_with("PID "));
+            return Some(Ok(done.map(str::to_owned).collect()));
+        }
         let reason = reason(&said).unwrap_or_else(|| format!("{NAME} has failed: {status}"));
         Some(Err(Failure {
             reason,

@@ -296,9 +296,14 @@ impl<P: OneSlice> Step<'_, P> {
     }
 
     /// The checkpointer has ended.
-    fn worked(&mut self, purpose: Purpose, ended: Result<(), Failure>) -> Phase {
+    fn worked(&mut self, purpose: Purpose, ended: Result<Vec<String>, Failure>) -> Phase {
+        if !matches!(purpose, Purpose::Check(..)) {
+            for line in ended.iter().flatten() {
+                base::note!("gantry-agent: {line}");
+            }
+        }
         match (purpose, ended) {
-            (Purpose::Check(wish, programs), Ok(())) => {
+            (Purpose::Check(wish, programs), Ok(_)) => {
                 self.tell(wish, OutcomeKind::Done, programs, "");
                 Phase::Serving
             }
@@ -306,13 +311,13 @@ impl<P: OneSlice> Step<'_, P> {
                 self.tell(wish, OutcomeKind::Stay, programs, &failure.reason);
                 Phase::Serving
             }
-            (Purpose::Suspend(wish, programs), Ok(())) => Phase::Releases {
+            (Purpose::Suspend(wish, programs), Ok(_)) => Phase::Releases {
                 wish,
                 programs,
                 since: Instant::now(),
             },
             (Purpose::Suspend(wish, _), Err(failure)) => self.give_up(wish, failure.reason),
-            (Purpose::Resume(report), ended) => self.resumed(&report, ended),
+            (Purpose::Resume(report), ended) => self.resumed(&report, ended.map(drop)),
         }
     }
 
