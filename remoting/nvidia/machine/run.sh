@@ -21,6 +21,7 @@
 #   suspend   the driver's checkpoint of a program; the worker is killed, another one started, and the program goes on
 #   alone     a program without a worker is suspended and resumed by gantry-checkpoint
 #   suspensions  the same amid training, $SUSPENSIONS times (20), each time with another worker
+#   moves     the same, $MOVES times (10), with workers of two GPUs by turns
 #   gpus      two GPUs: peer copies, NCCL, a model trained by both
 #   some      the last of several GPUs alone, by gantry-nvidia --gpu
 set -u
@@ -61,6 +62,45 @@ both() {
     tail -4 "$out/$name.worker.err"
   fi
   for side in native worker; do sed -n "s/^TIME/  $side:/p" "$out/$name.$side.err"; done
+}
+
+# NAME COUNT [GPU...]: a program is suspended amid training, each time its worker is killed, and another one is started, for
+# the next of these GPUs.
+amid_training() {
+  local name=$1 count=$2 step
+  local gpus=("${@:3}")
+  # Options of the worker of this round.
+  options() { [ ${#gpus[@]} = 0 ] || echo --gpu "${gpus[$1 % ${#gpus[@]}]}"; }
+  rm -f "$out/stop" "$out/training"
+  start_worker $(options 0)
+  through timeout 500 python3 suspensions.py "$out/training" "$out/stop" >"$out/$name.worker" 2>"$out/$name.worker.err" &
+  program=$!
+  for _ in $(seq 600); do [ -e "$out/training" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
+  process=$(cat "$out/training")
+  for round in $(seq "$count"); do
+    through ./gantry-checkpoint suspend "$process"
+    steps=$(wc -l <"$out/$name.worker")
+    echo "round $round after $steps steps: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader | paste -sd " "), device files of the worker $(find /proc/$worker/fd -lname '/dev/nvidia*' | wc -l)"
+    start_worker $(options $round)
+    through ./gantry-checkpoint resume --all
+    # Some steps before the next one.
+    for _ in $(seq 100); do [ "$(wc -l <"$out/$name.worker")" -gt $((steps + round % 7)) ] && break; sleep .1; done
+    kill -0 $program 2>/dev/null || break
+  done >"$out/$name.txt" 2>&1
+  : >"$out/stop"
+  wait $program
+  echo "$name: exit code $?, $(grep -c ' suspended in ' "$out/$name.txt") suspended, $(grep -c ' resumed in ' "$out/$name.txt") resumed"
+  for step in suspended resumed; do
+    sed -n "s/.* $step in \([0-9.]*\) s.*/\1/p" "$out/$name.txt" | sort -n | awk -v step=$step '{ t[NR] = $1 } END { if (NR) print "  " step ": " t[1] ", median " t[int((NR + 1) / 2)] ", most " t[NR] " s" }'
+  done
+  sed -n 's/^round [0-9]* after [0-9]* steps/  suspended/p' "$out/$name.txt" | sort | uniq -c
+  timeout 300 python3 suspensions.py "$(grep -c ^step "$out/$name.worker")" >"$out/$name.native" 2>"$out/$name.native.err"
+  if cmp "$out/$name.native" "$out/$name.worker"; then
+    echo "equal: $name, $(grep -c ^step "$out/$name.worker") steps"
+  else
+    echo "DIFFERENT: $name"
+    grep -v '^ *$' "$out/$name.worker.err" | tail -5
+  fi
 }
 
 echo "hidden, without the library: $(hidden ./drv 2>/dev/null | head -1)"
@@ -147,37 +187,8 @@ for part in $parts; do
         diff "$out/alone.native" "$out/alone.suspended"
       fi
       ;;
-    suspensions)
-      rm -f "$out/stop" "$out/training"
-      through timeout 500 python3 suspensions.py "$out/training" "$out/stop" >"$out/suspensions.worker" 2>"$out/suspensions.worker.err" &
-      program=$!
-      for _ in $(seq 600); do [ -e "$out/training" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
-      process=$(cat "$out/training")
-      for round in $(seq "${SUSPENSIONS:-20}"); do
-        through ./gantry-checkpoint suspend "$process"
-        steps=$(wc -l <"$out/suspensions.worker")
-        echo "round $round after $steps steps: $(nvidia-smi --query-gpu=memory.used --format=csv,noheader), device files of the worker $(find /proc/$worker/fd -lname '/dev/nvidia*' | wc -l)"
-        start_worker
-        through ./gantry-checkpoint resume --all
-        # Some steps before the next one.
-        for _ in $(seq 100); do [ "$(wc -l <"$out/suspensions.worker")" -gt $((steps + round % 7)) ] && break; sleep .1; done
-        kill -0 $program 2>/dev/null || break
-      done >"$out/suspensions.txt" 2>&1
-      : >"$out/stop"
-      wait $program
-      echo "suspensions: exit code $?, $(grep -c ' suspended in ' "$out/suspensions.txt") suspended, $(grep -c ' resumed in ' "$out/suspensions.txt") resumed"
-      for name in suspended resumed; do
-        sed -n "s/.* $name in \([0-9.]*\) s.*/\1/p" "$out/suspensions.txt" | sort -n | awk -v name=$name '{ t[NR] = $1 } END { if (NR) print "  " name ": " t[1] ", median " t[int((NR + 1) / 2)] ", most " t[NR] " s" }'
-      done
-      sed -n 's/^round [0-9]* after [0-9]* steps/  suspended/p' "$out/suspensions.txt" | sort | uniq -c
-      timeout 300 python3 suspensions.py "$(grep -c ^step "$out/suspensions.worker")" >"$out/suspensions.native" 2>"$out/suspensions.native.err"
-      if cmp "$out/suspensions.native" "$out/suspensions.worker"; then
-        echo "equal: suspensions, $(grep -c ^step "$out/suspensions.worker") steps"
-      else
-        echo 'DIFFERENT: suspensions'
-        grep -v '^ *$' "$out/suspensions.worker.err" | tail -5
-      fi
-      ;;
+    suspensions) amid_training suspensions "${SUSPENSIONS:-20}" ;;
+    moves) amid_training moves "${MOVES:-10}" 0 1 ;;
     managed)
       gcc -O1 -w -o managed managed.c -ldl
       both managed ./managed

@@ -292,6 +292,26 @@ fn served(context: &Context) -> Result<()> {
     devices.remove()
 }
 
+/// Restores the snapshot once more, with workers for another device.
+fn clone(context: &Context) -> Result<(Gantry, Guest, Workers)> {
+    let dir = context.dir.join("clone");
+    fs::create_dir_all(&dir)?;
+    let gantry = Gantry::start(&dir, &[])?;
+    let serial = context.dir.join("serial.sock");
+    let socket = dir.join("nvidia-vm.sock");
+    let body = json!({
+        "source_url": url(context),
+        "resume": true,
+        "renames": [{"from": serial, "to": gantry.serial}],
+        "accels": [{"id": "a", "socket": socket}],
+    });
+    gantry.put("vm.restore", body)?;
+    let mut guest = Guest::connect(&gantry.serial)?;
+    guest.run(&format!("sed -i 's/0a /0b /' {STAND_IN}/gpu"))?;
+    let workers = Workers::start(&dir)?;
+    Ok((gantry, guest, workers))
+}
+
 /// A program is suspended with its VM, and goes on: here, in another VMM that restores it, and in a third one that it
 /// moves to; each time with another worker.
 fn suspended(
@@ -354,10 +374,18 @@ fn suspended(
         log.contains("not all programs are resumed")
     })?;
     guest.stands_still(program)?;
+    // Another one that is restored from the same snapshot has a device of its own by another worker.
+    let (clone, mut cloned, theirs) = clone(context)?;
     let workers = Workers::start(&context.dir)?;
     guest.goes_on(program)?;
     guest.is_right(program)?;
     let worker = workers.worker()?;
+    cloned.goes_on(program)?;
+    cloned.is_right(program)?;
+    ensure!(cloned.run("cat /tmp/pairs")?.trim() == "a=b");
+    ensure!(guest.run("cat /tmp/pairs")?.trim().is_empty());
+    drop((clone, cloned, theirs));
+    guest.goes_on(program)?;
 
     // Moved.
     let serial = context.dir.join("serial.sock");

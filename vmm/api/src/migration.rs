@@ -176,12 +176,12 @@ impl SendMigration {
     }
 }
 
-/// A host resource that has another name at the destination.
+/// A host resource that has another name at the destination, or where a VM is restored.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct Rename {
-    /// Path or name at the source, exactly as in the configuration.
+    /// Path or name as in the configuration.
     pub from: String,
-    /// Path or name at the destination.
+    /// Path or name there.
     pub to: String,
 }
 

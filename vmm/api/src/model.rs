@@ -11,6 +11,8 @@ use vmm_config::{
     syntax::{Key, Part, SyntaxError, ValueType, parse},
 };
 
+use crate::migration::Rename;
+
 /// The Cloud Hypervisor version whose API this is compatible with: clients check it to find out which requests they may
 /// send.
 pub const COMPATIBLE_VERSION: &str = "54.0.0";
@@ -396,6 +398,9 @@ pub struct RestoreConfig {
     /// Accelerators whose applications are served by other pools from now on.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accels: Option<Vec<RestoredAccel>>,
+    /// Sockets, files and taps that have another name here.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub renames: Option<Vec<Rename>>,
     /// Restricts the VMM to the VM's files (Landlock), even if it was not restricted when it was saved.
     #[serde(default)]
     pub landlock_enable: bool,
@@ -443,6 +448,11 @@ const RESTORE: &[Key] = &[
             Part("id", &ValueType::Text),
             Part("socket", &ValueType::Text),
         ),
+    ),
+    Key::named(
+        "renames",
+        "renames",
+        ValueType::Pairs(Part("from", &ValueType::Text), Part("to", &ValueType::Text)),
     ),
 ];
 
@@ -523,9 +533,15 @@ mod tests {
     fn a_restore_is_written_like_a_device() {
         let config = RestoreConfig::parse(
             "source_url=file:///s,prefault=on,resume=true,memory_restore_mode=ondemand,clock=continue,\
-             net_fds=[n0@[3,4],n1@[5]],accels=[a0@/run/other]",
+             net_fds=[n0@[3,4],n1@[5]],accels=[a0@/run/other],renames=[/run/a@/run/b,tap0@tap1]",
         )
         .unwrap();
+        let renames = config.renames.unwrap();
+        assert_eq!(
+            (renames[0].from.as_str(), renames[0].to.as_str()),
+            ("/run/a", "/run/b")
+        );
+        assert_eq!(renames[1].to, "tap1");
         let accels = config.accels.unwrap();
         assert_eq!(accels[0].id, "a0");
         assert_eq!(accels[0].socket, Path::new("/run/other"));

@@ -23,6 +23,7 @@ mod applications;
 mod compatible;
 pub mod events;
 mod gate;
+mod host_names;
 mod last_resort;
 mod life;
 mod migration;

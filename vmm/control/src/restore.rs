@@ -40,6 +40,7 @@ use vmm_machine::{
 use super::{
     Control,
     accel::{check_selection, ring},
+    host_names::renamed,
     life::{Life, RunState},
     migration::{Job, OVER, host_error, is_allowed},
     requests::{failed, place, restrict, validate},
@@ -289,6 +290,14 @@ impl Control {
         request: &RestoreConfig,
         fds: Vec<OwnedFd>,
     ) -> Result<(), ApiError> {
+        if let Some(renames) = &request.renames {
+            let unreadable = |error| bad(format!("the snapshot's configuration: {error}"));
+            let (here, unused) = renamed(config, renames).map_err(unreadable)?;
+            if let Some(rename) = unused.first() {
+                return Err(bad(format!("the snapshot's VM has no {}", rename.from)));
+            }
+            *config = *here;
+        }
         config.confine(request.landlock_enable, request.landlock_rules.as_deref());
         // Whoever wrote the directory is not trusted to have validated the configuration.
         validate(config)?;
@@ -298,10 +307,10 @@ impl Control {
             match zones.into_iter().find(|zone| zone.id == update.id) {
                 Some(zone) => zone.host_numa_node = Some(update.host_numa_node),
                 None => {
-                    return Err(ApiError::message(
-                        Status::BadRequest,
-                        format!("the snapshot has no memory zone {:?}", update.id),
-                    ));
+                    return Err(bad(format!(
+                        "the snapshot has no memory zone {:?}",
+                        update.id
+                    )));
                 }
             }
         }
@@ -454,17 +463,19 @@ impl Control {
     }
 }
 
+/// The request does not fit the snapshot.
+fn bad(why: String) -> ApiError {
+    ApiError::message(Status::BadRequest, why)
+}
+
 /// Changes the pools of the accelerators that the request names.
 fn restored_accels(config: &mut VmConfig, request: &RestoreConfig) -> Result<(), ApiError> {
     for update in request.accels.iter().flatten() {
         let Some(ring) = ring(config, &update.id) else {
-            return Err(ApiError::message(
-                Status::BadRequest,
-                format!(
-                    "the snapshot has no accelerator {:?} that a pool serves",
-                    update.id
-                ),
-            ));
+            return Err(bad(format!(
+                "the snapshot has no accelerator {:?} that a pool serves",
+                update.id
+            )));
         };
         check_selection(update.device.as_deref())?;
         ring.socket.clone_from(&update.socket);
@@ -496,16 +507,13 @@ fn assign_fds(
         match card {
             Some(card) if own.len() == restored.num_fds => card.fds = own,
             _ => {
-                return Err(ApiError::message(
-                    Status::BadRequest,
-                    format!(
-                        "network card {:?} of net_fds is not in the snapshot, or came with \
-                         {} descriptors instead of {}",
-                        restored.id,
-                        own.len(),
-                        restored.num_fds
-                    ),
-                ));
+                return Err(bad(format!(
+                    "network card {:?} of net_fds is not in the snapshot, or came with \
+                     {} descriptors instead of {}",
+                    restored.id,
+                    own.len(),
+                    restored.num_fds
+                )));
             }
         }
     }

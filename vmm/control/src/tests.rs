@@ -213,6 +213,28 @@ fn a_snapshot_whose_configuration_cannot_be_built_is_refused() {
 }
 
 #[test]
+fn a_restored_machine_uses_files_by_other_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = json!({
+        "payload": {"kernel": "/k"},
+        "serial": {"mode": "Socket", "socket": "/serial"},
+        // Refused where it is looked at.
+        "memory": {"size": 4097},
+    });
+    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
+    let url = format!("file://{}", dir.path().display());
+    let error = |renames| {
+        let body = json!({"source_url": url, "renames": renames});
+        refused(&mut control(), "vm.restore", &body)
+    };
+    let renames = json!([{"from": "/serial", "to": "/other"}]);
+    assert!(error(renames).contains("memory.size"));
+    let renames = json!([{"from": "/serial", "to": "/other"}, {"from": "/disk", "to": "/x"}]);
+    let why = error(renames);
+    assert!(why.contains("has no /disk"), "{why}");
+}
+
+#[test]
 fn descriptors_for_a_restore_that_fails_are_closed() {
     let dir = tempfile::tempdir().unwrap();
     let config = json!({"payload": {"kernel": "/k"}, "net": [{"id": "n"}]});

@@ -126,7 +126,8 @@ pub struct Cli {
     help_all: bool,
 
     /// Restore a saved VM: source_url=URL,prefault=on|off,resume=on|off,
-    /// memory_restore_mode=copy|ondemand,clock=advance|continue,net_fds=[ID@[FD,FD]],accels=[ID@SOCKET].
+    /// memory_restore_mode=copy|ondemand,clock=advance|continue,net_fds=[ID@[FD,FD]],accels=[ID@SOCKET],
+    /// renames=[OLD@NEW].
     #[arg(
         long,
         value_name = "RESTORE",

@@ -118,13 +118,14 @@ class Guest:
 GANTRY = None
 
 
-def restored(name, out, snapshot, folder):
-    """A VM from a snapshot, whose serial port is not shared with others'. Returns it and the seconds until it runs."""
+def restored(name, out, snapshot, folder, *more):
+    """A VM from a snapshot, whose serial port is not shared with others'; `more` is added to the request. Returns it and the
+    seconds until it runs."""
     os.makedirs(folder)
     for entry in os.listdir(snapshot):
         os.link(os.path.join(snapshot, entry), os.path.join(folder, entry))
     begin = time.monotonic()
-    guest = Guest(name, out, [GANTRY, "--restore", f"source_url=file://{folder},resume=on"])
+    guest = Guest(name, out, [GANTRY, "--restore", ",".join([f"source_url=file://{folder}", "resume=on", *more])])
     while True:
         done = subprocess.run([GANTRY, "ctl", "--socket", guest.api, "info"], capture_output=True, text=True)
         if '"Running"' in done.stdout:

@@ -46,7 +46,8 @@ def used():
 class Machine:
     """What all guests of a run share."""
 
-    def __init__(self, options):
+    def __init__(self, options, pools={"nvidia": []}):
+        """`pools`: options of the workers' by the names of their folders."""
         self.options = options
         self.end = BEGAN + options.seconds
         self.binaries, self.out = os.path.realpath(options.binaries), os.path.realpath(options.out)
@@ -75,7 +76,8 @@ class Machine:
         os.symlink("busybox", os.path.join(root, "bin/sh"))
         shutil.copy(os.path.join(HERE, "boot"), os.path.join(root, "init"))
         output("mke2fs", "-q", "-t", "ext4", "-O", "^has_journal,^metadata_csum", "-d", root, self.path("boot.img"), "16M")
-        self.children.append(self.pool([self.path("gantry-nvidia"), "--vm"], "nvidia"))
+        for name, more in pools.items():
+            self.children.append(self.pool([self.path("gantry-nvidia"), *more, "--vm"], name))
 
     def path(self, name):
         return os.path.join(self.work, name)
@@ -126,8 +128,8 @@ class Machine:
             raise guests.Ended(f"guest {guest.name} runs another kernel than {self.version!r}: {lines[:3]}")
         note(f"the agent of guest {guest.name} runs")
 
-    def restored(self, name, snapshot):
-        guest, took = guests.restored(name, self.out, snapshot, self.path(name + ".snapshot"))
+    def restored(self, name, snapshot, *more):
+        guest, took = guests.restored(name, self.out, snapshot, self.path(name + ".snapshot"), *more)
         self.children.append(guest.process)
         return guest, took
 

@@ -9,7 +9,7 @@ use vmm_api::ReceiveMigration;
 use vmm_config::VmConfig;
 use vmm_confinement::landlock::{self, LandlockError};
 
-use super::arrival::NAMES;
+use super::super::host_names::NAMES;
 
 /// What any VM may read: it is the same for all.
 const COMMON: [&str; 2] = ["/dev/urandom", "/dev/random"];

@@ -4,8 +4,7 @@ use std::{fs::File, io, mem, sync::Arc, time::Duration};
 
 use base::{Cancel, Chain};
 use devices::accel::{left::Asking, rounds::CopiedPort};
-use serde_json::Value;
-use vmm_api::{ApiError, MigrationMode, ReceiveMigration, Rename, Reply, Response, Status};
+use vmm_api::{ApiError, MigrationMode, ReceiveMigration, Reply, Response, Status};
 use vmm_config::{FileAccess, VmConfig};
 use vmm_machine::{Machine, applications, handover::Given, moving::MovingRegion};
 use vmm_memory::GivenMemory;
@@ -22,6 +21,7 @@ use vmm_migration::{
 use super::{
     super::{
         Control, compatible,
+        host_names::renamed,
         life::{Life, RunState},
         requests::{failed, restrict, validate},
     },
@@ -296,7 +296,8 @@ impl Control {
             return Err(vec!["no VM is awaited".to_owned()]);
         };
         let renames = request.renames.as_deref().unwrap_or_default();
-        let mut config = renamed(&offer.config, renames).map_err(|error| vec![error])?;
+        let (mut config, _) =
+            renamed(&offer.config, renames).map_err(|error| vec![error.to_string()])?;
         let mut reasons = Vec::new();
         for update in request.zone_updates.iter().flatten() {
             let zones = config.memory.zones.iter_mut().flatten();
@@ -451,46 +452,4 @@ fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>
         None => Ok((memory, others)),
         Some((at, _)) => Err(format!("no file came for region {at} of the memory")),
     }
-}
-
-/// Fields of a configuration that name a host resource, in whatever device or part they are.
-pub(super) const NAMES: [&str; 12] = [
-    "path",
-    "socket",
-    "vhost_socket",
-    "server",
-    "file",
-    "record",
-    "tap",
-    "kernel",
-    "initramfs",
-    "firmware",
-    "igvm",
-    "src",
-];
-
-/// The configuration with the names that the host's resources have here.
-fn renamed(config: &VmConfig, renames: &[Rename]) -> Result<Box<VmConfig>, String> {
-    fn walk(value: &mut Value, renames: &[Rename]) {
-        match value {
-            Value::Object(fields) => {
-                for (name, value) in fields {
-                    match value {
-                        Value::String(text) if NAMES.contains(&name.as_str()) => {
-                            if let Some(rename) = renames.iter().find(|r| r.from == *text) {
-                                text.clone_from(&rename.to);
-                            }
-                        }
-                        value => walk(value, renames),
-                    }
-                }
-            }
-            Value::Array(values) => values.iter_mut().for_each(|value| walk(value, renames)),
-            _ => {}
-        }
-    }
-    let failed = |error: serde_json::Error| error.to_string();
-    let mut value = serde_json::to_value(config).map_err(failed)?;
-    walk(&mut value, renames);
-    serde_json::from_value(value).map_err(failed)
 }
