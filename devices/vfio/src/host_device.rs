@@ -2,7 +2,12 @@
 
 use std::{
     fs, io,
+    os::{
+        fd::{AsRawFd, RawFd},
+        unix::fs::{FileTypeExt, MetadataExt},
+    },
     path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use super::Error;
@@ -27,6 +32,38 @@ pub struct HostDevice {
     pub(super) group: String,
     /// Its device file, `/dev/vfio/devices/vfioN`, if the kernel provides one.
     pub(super) node: Option<PathBuf>,
+    /// The files that this process was given instead of access to them.
+    pub(super) given: Option<Given>,
+}
+
+/// Files that another process has opened.
+#[derive(Debug)]
+pub struct Given {
+    /// The device's own.
+    pub device: fs::File,
+    /// An iommufd.
+    pub iommufd: fs::File,
+    /// Whether this process has bound the first one to the second one: the kernel does so once for an open file.
+    pub bound: Arc<AtomicBool>,
+}
+
+impl Given {
+    /// Whether its iommufd is the same open file as this one.
+    ///
+    /// # Errors
+    /// The kernel cannot compare them.
+    pub(super) fn is_of(&self, iommufd: &impl AsRawFd) -> io::Result<bool> {
+        /// `KCMP_FILE` of linux/kcmp.h.
+        const KCMP_FILE: libc::c_int = 0;
+        // SAFETY: takes no pointer.
+        let process = unsafe { libc::getpid() };
+        let [own, other] = [self.iommufd.as_raw_fd(), iommufd.as_raw_fd()];
+        // SAFETY: takes no pointer.
+        match unsafe { libc::syscall(libc::SYS_kcmp, process, process, KCMP_FILE, own, other) } {
+            ..0 => Err(io::Error::last_os_error()),
+            order => Ok(order == 0),
+        }
+    }
 }
 
 impl HostDevice {
@@ -82,7 +119,23 @@ impl HostDevice {
             address: device,
             group,
             node,
+            given: None,
         })
+    }
+
+    /// Uses files that another process has opened.
+    ///
+    /// # Errors
+    /// [`Error::NotItsFile`] if the first one is another file than the device's.
+    pub fn give(&mut self, given: Given) -> Result<(), Error> {
+        let its = folder(&given.device).ok();
+        if its.as_deref() != Some(&*self.path) {
+            return Err(Error::NotItsFile {
+                device: self.address.clone(),
+            });
+        }
+        self.given = Some(given);
+        Ok(())
     }
 
     /// Its device file.
@@ -116,6 +169,33 @@ impl HostDevice {
             driver.is_some_and(|name| !HARMLESS.contains(&&*name)) && !is_of_vfio(path)
         })
     }
+}
+
+/// The folder in sysfs of the device whose device file (`/dev/vfio/devices/vfioN`) is open at a
+/// descriptor.
+///
+/// # Errors
+/// It is another file, or none.
+pub fn folder_of(descriptor: RawFd) -> io::Result<PathBuf> {
+    // SAFETY: it is borrowed for the duration of this call, in which nothing closes descriptors; if
+    // it is not open, that is an error.
+    let borrowed = unsafe { std::os::fd::BorrowedFd::borrow_raw(descriptor) };
+    folder(&borrowed.try_clone_to_owned()?.into())
+}
+
+fn folder(file: &fs::File) -> io::Result<PathBuf> {
+    let metadata = file.metadata()?;
+    if !metadata.file_type().is_char_device() {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    let (major, minor) = (libc::major(metadata.rdev()), libc::minor(metadata.rdev()));
+    // DEVICE/vfio-dev/vfioN.
+    let node = fs::canonicalize(format!("/sys/dev/char/{major}:{minor}"))?;
+    let class = node.parent().filter(|class| class.ends_with("vfio-dev"));
+    let device = class.and_then(Path::parent);
+    device
+        .map(Path::to_owned)
+        .ok_or_else(|| io::ErrorKind::InvalidInput.into())
 }
 
 /// Whether VFIO owns the device with this folder in sysfs.
@@ -181,10 +261,10 @@ pub fn open(path: &Path) -> io::Result<fs::File> {
 }
 
 /// How a VM opens its devices, and provides their address spaces.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Debug)]
 pub enum Way {
-    /// Through device files, with address spaces of iommufd.
-    Iommufd,
+    /// Through device files, with address spaces of this iommufd.
+    Iommufd(fs::File),
     /// Through IOMMU groups, with containers.
     Groups,
 }
@@ -197,8 +277,15 @@ impl Way {
     }
 
     fn with(host_device: &HostDevice, iommufd: &Path, only_iommufd: bool) -> Result<Self, Error> {
+        if let Some(given) = &host_device.given {
+            let own = given.iommufd.try_clone().map_err(|source| Error::Host {
+                action: "use the descriptor of an iommufd",
+                source,
+            })?;
+            return Ok(Self::Iommufd(own));
+        }
         let missing = match usable(host_device, iommufd) {
-            Ok(()) => return Ok(Self::Iommufd),
+            Ok(iommufd) => return Ok(Self::Iommufd(iommufd)),
             Err(error) => error,
         };
         if only_iommufd {
@@ -214,16 +301,19 @@ impl Way {
     }
 }
 
-/// Whether this process may open a device through iommufd. Opening its file has no side effects.
-fn usable(host_device: &HostDevice, iommufd: &Path) -> Result<(), Error> {
+/// An iommufd, if this process may open a device through it. Opening their files has no side
+/// effects.
+fn usable(host_device: &HostDevice, iommufd: &Path) -> Result<fs::File, Error> {
     let node = host_device.own_file()?;
-    for path in [iommufd, node] {
+    let open = |path: &Path| {
         open(path).map_err(|source| Error::OpenIommufd {
             path: path.to_owned(),
             source,
-        })?;
-    }
-    Ok(())
+        })
+    };
+    let iommufd = open(iommufd)?;
+    open(node)?;
+    Ok(iommufd)
 }
 
 #[cfg(test)]
@@ -393,10 +483,8 @@ mod tests {
         let mut host_device = HostDevice::new(&device(dir.path(), "vfio-pci")).unwrap();
         let [iommufd, node] = ["iommu", "vfio3"].map(|name| dir.path().join(name));
         let groups = |host_device: &HostDevice| {
-            assert_eq!(
-                Way::with(host_device, &iommufd, false).unwrap(),
-                Way::Groups
-            );
+            let way = Way::with(host_device, &iommufd, false).unwrap();
+            assert!(matches!(way, Way::Groups));
             Way::with(host_device, &iommufd, true).unwrap_err()
         };
         host_device.node = None;
@@ -406,14 +494,43 @@ mod tests {
         let error = groups(&host_device);
         assert!(matches!(&error, Error::OpenIommufd { path, .. } if *path == iommufd));
         fs::write(&iommufd, "").unwrap();
-        assert_eq!(
-            Way::with(&host_device, &iommufd, false).unwrap(),
-            Way::Iommufd
-        );
+        let way = Way::with(&host_device, &iommufd, false).unwrap();
+        assert!(matches!(way, Way::Iommufd(_)));
         // A folder cannot be opened for writing, not even by root.
         fs::remove_file(&node).unwrap();
         fs::create_dir(&node).unwrap();
         let error = groups(&host_device);
         assert!(matches!(&error, Error::OpenIommufd { path, .. } if *path == node));
+    }
+
+    fn given() -> Given {
+        let [device, iommufd] =
+            ["/dev/null", "/dev/zero"].map(|path| fs::File::open(path).unwrap());
+        Given {
+            device,
+            iommufd,
+            bound: Arc::default(),
+        }
+    }
+
+    #[test]
+    fn only_a_devices_own_file_is_taken_for_it() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut host_device = HostDevice::new(&device(dir.path(), "vfio-pci")).unwrap();
+        let error = host_device.give(given()).unwrap_err();
+        assert!(matches!(error, Error::NotItsFile { .. }), "{error}");
+        let file = tempfile::tempfile().unwrap();
+        for descriptor in [file.as_raw_fd(), 1 << 20] {
+            folder_of(descriptor).unwrap_err();
+        }
+    }
+
+    #[test]
+    fn an_iommufd_is_told_from_another_one() {
+        let given = given();
+        assert!(given.is_of(&given.iommufd.try_clone().unwrap()).unwrap());
+        let other = fs::File::open("/dev/zero").unwrap();
+        assert!(!given.is_of(&other).unwrap());
+        given.is_of(&(1 << 20)).unwrap_err();
     }
 }

@@ -3,7 +3,13 @@
 //! Devices share an address space, and also the page tables as far as their IOMMUs are alike: the
 //! kernel manages that. A device leaves the address space when it is closed.
 
-use std::{fs::File, io, os::fd::AsRawFd, path::Path, sync::Arc};
+use std::{
+    fs::File,
+    io,
+    os::fd::AsRawFd,
+    path::Path,
+    sync::{Arc, atomic::Ordering},
+};
 
 use iommufd_bindings::iommufd::{
     IOMMUFD_CMD_IOAS_IOVA_RANGES, IOMMUFD_TYPE, iommu_ioas_iova_ranges, iommu_ioas_map,
@@ -19,7 +25,7 @@ use vmm_sys_util::{ioctl::ioctl_with_mut_ref, ioctl_io_nr};
 
 use super::{
     Error, groups,
-    host_device::{self, HostDevice, IOMMUFD},
+    host_device::{self, HostDevice},
     ioctl::done,
     reach::Reach,
     tables::{self, Tables},
@@ -51,25 +57,57 @@ impl Iommufd {
     }
 }
 
-/// Opens an iommufd, which can have several address spaces.
-pub fn open() -> Result<Arc<IommuFd>, Error> {
-    let file = host_device::open(Path::new(IOMMUFD)).map_err(|source| Error::OpenIommufd {
-        path: IOMMUFD.into(),
-        source,
-    })?;
-    Ok(Arc::new(IommuFd::new_from_fd(file)))
+impl Iommufd {
+    /// Binds a device's file to the iommufd, if this process has not done so. Numbers of address spaces are small and
+    /// count in each iommufd: with a file that is bound to another one, the device would get an address space there,
+    /// which may be another VM's.
+    fn bind(&self, file: &File, host_device: &HostDevice) -> Result<(), Error> {
+        let iommufd = &**self.space.iommufd();
+        let other = || Error::OtherIommufd {
+            device: host_device.address.clone(),
+        };
+        let given = host_device.given.as_ref();
+        if let Some(given) = given {
+            let is_same = given.is_of(iommufd).map_err(|source| Error::Host {
+                action: "compare descriptors of iommufds",
+                source,
+            })?;
+            if !is_same {
+                return Err(other());
+            }
+            // At the last boot.
+            if given.bound.load(Ordering::Relaxed) {
+                return Ok(());
+            }
+        }
+        match (bind(file, iommufd), given) {
+            (Ok(()), _) => {}
+            (Err(error), Some(_)) if error.raw_os_error() == Some(libc::EINVAL) => {
+                return Err(other());
+            }
+            (Err(source), _) => return Err(explain(host_device, source)),
+        }
+        if let Some(given) = given {
+            given.bound.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
 }
 
 impl Tables for Iommufd {
     fn open_device(&self, host_device: &HostDevice) -> Result<VfioDevice, Error> {
         let node = host_device.own_file()?;
-        let file = host_device::open(node).map_err(|source| Error::OpenIommufd {
+        let file = match &host_device.given {
+            Some(given) => given.device.try_clone(),
+            None => host_device::open(node),
+        };
+        let file = file.map_err(|source| Error::OpenIommufd {
             path: node.to_owned(),
             source,
         })?;
         // vfio-ioctls would register the file with KVM first, and leave it open there if the device
         // is refused.
-        bind(&file, &**self.space.iommufd()).map_err(|source| explain(host_device, source))?;
+        self.bind(&file, host_device)?;
         let device = VfioDevice::new_from_bound_fd(file, Arc::clone(&self.space), false)
             .map_err(|source| groups::not_opened(host_device, source))?;
         let space = self.space.ioas().id();
@@ -244,6 +282,7 @@ mod tests {
             address: "0000:01:00.0".to_owned(),
             group: "none".to_owned(),
             node: None,
+            given: None,
         };
         explain(&host_device, io::Error::from_raw_os_error(error))
     }

@@ -63,7 +63,7 @@ use std::{
 pub use capabilities::NoClique;
 pub use device::{Device, IrqRun, Irqs, Mappable, ResetError};
 pub use function::{Function, Resources};
-pub use host_device::{HostDevice, IOMMUFD, Way, is_mediated, is_of_vfio};
+pub use host_device::{Given, HostDevice, IOMMUFD, Way, folder_of, is_mediated, is_of_vfio};
 pub use host_reserved::reserved_by_all;
 pub use iommu::Iommu;
 pub use model::Model;
@@ -263,6 +263,23 @@ pub enum Error {
          less memory"
     )]
     Collides {
+        /// Its address.
+        device: String,
+    },
+    /// A descriptor is another file's.
+    #[error(
+        "the descriptor for {device} is not that of its file: open the one in /dev/vfio/devices"
+    )]
+    NotItsFile {
+        /// Its address.
+        device: String,
+    },
+    /// The device's file is, or is to be, tied to another iommufd.
+    #[error(
+        "the descriptor for {device} belongs to another iommufd: give all devices of a VM the same \
+         one, and open the device's file anew for each VM"
+    )]
+    OtherIommufd {
         /// Its address.
         device: String,
     },

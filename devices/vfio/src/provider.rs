@@ -9,7 +9,7 @@ use super::{
     Error,
     groups::{self, Groups},
     host_device::Way,
-    iommufd::{self, Iommufd},
+    iommufd::Iommufd,
     tables::Tables,
 };
 
@@ -28,7 +28,7 @@ impl Provider {
         let hypervisor = Arc::new(hypervisor);
         Ok(match way {
             Way::Groups => Self::Groups(hypervisor),
-            Way::Iommufd => Self::Iommufd(iommufd::open()?, hypervisor),
+            Way::Iommufd(file) => Self::Iommufd(Arc::new(IommuFd::new_from_fd(file)), hypervisor),
         })
     }
 

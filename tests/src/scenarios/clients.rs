@@ -143,7 +143,7 @@ fn connect(socket: &Path) -> Result<UnixStream> {
 }
 
 /// Sends `bytes` in one message with descriptors.
-fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> Result<()> {
+pub(super) fn send_with_fds(stream: &UnixStream, bytes: &[u8], fds: &[RawFd]) -> Result<()> {
     let mut vector = libc::iovec {
         iov_base: bytes.as_ptr().cast_mut().cast(),
         iov_len: bytes.len(),

@@ -2,7 +2,14 @@
 
 use std::{
     fs,
-    os::unix::fs::{PermissionsExt as _, chown},
+    io::{self, Read as _},
+    os::{
+        fd::AsRawFd,
+        unix::{
+            fs::{PermissionsExt as _, chown},
+            net::UnixStream,
+        },
+    },
     path::{Path, PathBuf},
 };
 
@@ -11,6 +18,8 @@ use serde_json::{Value, json};
 
 use super::{
     Context, Entry,
+    clients::send_with_fds,
+    lifecycle::reconnect,
     passthrough::{edu_works, node},
     passthrough_state::{MIB, locked},
 };
@@ -117,6 +126,7 @@ pub fn with_iommufd(context: &Context) -> Result<()> {
     fs::set_permissions(IOMMUFD, fs::Permissions::from_mode(0o600))?;
     let gantry = start(context, "access", TOO_LITTLE, more.clone())?;
     refused(&gantry, &["as user 1234", &format!("chown {ID} {IOMMUFD}")])?;
+    by_descriptors(context, &edu, Path::new(IOMMUFD))?;
     let _iommufd = Given::new(IOMMUFD)?;
     refused(&gantry, &["as user 1234", &format!("chown {ID} {file}")])?;
     let _given = Given::new(&file)?;
@@ -126,6 +136,66 @@ pub fn with_iommufd(context: &Context) -> Result<()> {
     drop(gantry);
     works(context, more)?;
     taken(context)
+}
+
+/// Another process opens the files for the user, who has no access to them. The device stays when the guest is booted
+/// again.
+fn by_descriptors(context: &Context, edu: &HostDevice, iommufd: &Path) -> Result<()> {
+    let dir = context.dir.join("descriptors");
+    fs::create_dir(&dir)?;
+    let gantry = Gantry::start_as(&dir, user(ENOUGH))?;
+    let guest = gantry.create_and_boot(json!({}))?;
+    {
+        let open = |path: &Path| fs::File::options().read(true).write(true).open(path);
+        let file = node(edu)?;
+        let add = |device: &fs::File, iommufd: &fs::File| {
+            let body = json!({"path": edu.path, "id": "edu"}).to_string();
+            let request = format!(
+                "PUT /api/v1/vm.add-device HTTP/1.1\r\nContent-Length: {}\r\n\r\n{body}",
+                body.len()
+            );
+            let stream = UnixStream::connect(&gantry.socket)?;
+            let both = [device.as_raw_fd(), iommufd.as_raw_fd()];
+            send_with_fds(&stream, request.as_bytes(), &both)?;
+            let mut answer = [0; 4096];
+            let length = (&stream).read(&mut answer)?;
+            anyhow::Ok(String::from_utf8_lossy(&answer[..length]).into_owned())
+        };
+        {
+            // The address spaces of both VMs have the same number.
+            let (device, others) = (open(Path::new(&file))?, open(iommufd)?);
+            belong_to_another_vm(&device, &others)?;
+            let refused = add(&device, &open(iommufd)?)?;
+            ensure!(refused.contains("belongs to another iommufd"), "{refused}");
+        }
+        let added = add(&open(Path::new(&file))?, &open(iommufd)?)?;
+        ensure!(added.contains("\"edu\""), "{added}");
+        gantry.info_until("the device", |info| info["device_tree"]["edu"].is_object())?;
+    }
+    gantry.act("vm.reboot")?;
+    let mut guest = reconnect(&gantry, guest)?;
+    edu_works(&mut guest)
+}
+
+/// Ties a device's file to an iommufd with an address space.
+fn belong_to_another_vm(device: &fs::File, iommufd: &fs::File) -> Result<()> {
+    /// `IOMMU_IOAS_ALLOC`, with `struct iommu_ioas_alloc`.
+    const ALLOC: libc::Ioctl = (b';' as libc::Ioctl) << 8 | 0x81;
+    /// `VFIO_DEVICE_BIND_IOMMUFD`, with `struct vfio_device_bind_iommufd`.
+    const BIND: libc::Ioctl = (b';' as libc::Ioctl) << 8 | 118;
+    let mut space = [12u32, 0, 0];
+    // SAFETY: the structure has the size that it says, and outlives the call.
+    let made = unsafe { libc::ioctl(iommufd.as_raw_fd(), ALLOC, &raw mut space) };
+    ensure!(
+        made == 0,
+        "no address space: {}",
+        io::Error::last_os_error()
+    );
+    let mut binding = [16u32, 0, iommufd.as_raw_fd().cast_unsigned(), 0];
+    // SAFETY: as above.
+    let bound = unsafe { libc::ioctl(device.as_raw_fd(), BIND, &raw mut binding) };
+    ensure!(bound == 0, "not bound: {}", io::Error::last_os_error());
+    Ok(())
 }
 
 /// One device of a group belongs to somebody else, which the user cannot find out.

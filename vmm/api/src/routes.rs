@@ -187,7 +187,10 @@ pub fn route(method: &str, path: &str, body: &[u8], fds: Vec<OwnedFd>) -> Result
         _ => {}
     }
     if !fds.is_empty() {
-        let message = format!("{} takes no descriptors; vm.add-net does", route.path);
+        let message = format!(
+            "{} takes no descriptors; vm.add-net and vm.add-device do",
+            route.path
+        );
         return Err(ApiError::message(Status::BadRequest, message).into());
     }
     match route.action {

@@ -1,6 +1,10 @@
 //! Physical devices.
 
-use std::path::{Path, PathBuf};
+use std::{
+    os::fd::{AsRawFd, OwnedFd, RawFd},
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::AtomicBool},
+};
 
 use serde::{Deserialize, Serialize};
 
@@ -8,6 +12,7 @@ use super::{
     AccelApi, HasCommonConfig, VmConfig,
     check::{self, Invalid, Placement, Problem, is_zero},
     common::{CommonConfig, has_common_config},
+    descriptor::Descriptor,
     kind::{Configured, Device, HotPlug, Refused},
     syntax::{FUNCTION, IOMMU, Key, PLACE, SyntaxError, SyntaxProblem, ValueType, parse},
 };
@@ -45,7 +50,41 @@ pub struct DeviceConfig {
     /// BARs that are not mapped into the guest.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub x_exclude_mmap_bars: Vec<u64>,
+    /// The device's file, open, in place of access to it; never part of a request body.
+    #[serde(skip)]
+    pub files: Option<DeviceFiles>,
 }
+
+/// The open files by which a process that may open neither of them reaches a physical device. The kernel ties the
+/// device to that iommufd until its file is closed, so both stay open while the configuration has the device.
+#[derive(Clone, Debug)]
+pub struct DeviceFiles {
+    /// `/dev/vfio/devices/vfioN`.
+    pub device: Descriptor,
+    /// `/dev/iommu`, the same one for all devices of a VM.
+    pub iommufd: Descriptor,
+    /// Whether this process has tied the first one to the second one, at an earlier boot.
+    pub bound: Arc<AtomicBool>,
+}
+
+impl DeviceFiles {
+    /// Files of which this process has made no use.
+    fn new(device: Descriptor, iommufd: Descriptor) -> Self {
+        Self {
+            device,
+            iommufd,
+            bound: Arc::default(),
+        }
+    }
+}
+
+impl PartialEq for DeviceFiles {
+    fn eq(&self, other: &Self) -> bool {
+        (&self.device, &self.iommufd) == (&other.device, &other.iommufd)
+    }
+}
+
+impl Eq for DeviceFiles {}
 
 /// Finds the sysfs directory of a device from the names that people use: its address, with or without the domain, a
 /// mediated device's UUID, or the directory itself.
@@ -77,6 +116,8 @@ pub fn host_device(text: &str) -> Option<String> {
 
 const KEYS: &[Key] = &[
     Key::new("path", ValueType::Text),
+    Key::named("fd", "", ValueType::Number),
+    Key::named("iommufd_fd", "", ValueType::Number),
     Key::new("iommu_segment", ValueType::Number),
     Key::new("tracked", ValueType::Text),
     Key::new("x_nv_gpudirect_clique", ValueType::Number),
@@ -86,7 +127,7 @@ const KEYS: &[Key] = &[
 has_common_config!(DeviceConfig);
 
 impl Configured for DeviceConfig {
-    const HELP: &'static str = "Physical devices: ADDRESS or path=FOLDER,id=NAME,pci_device_id=N, \
+    const HELP: &'static str = "Physical devices: ADDRESS or path=FOLDER,fd=N,iommufd_fd=N,id=NAME,pci_device_id=N, \
         pci_function=N,parent=ROOTPORT,iommu=on|off,iommu_segment=N,tracked=ACCEL,x_exclude_mmap_bars=[N,N], \
         x_nv_gpudirect_clique=N";
 
@@ -112,8 +153,26 @@ impl Configured for DeviceConfig {
             }
             parsed.object.insert("path".to_owned(), path.into());
         }
-        parsed.require("path", "path")?;
+        let files = match (parsed.take("fd"), parsed.take("iommufd_fd")) {
+            (None, None) => None,
+            (Some(device), Some(iommufd)) => Some(DeviceFiles::new(
+                Descriptor::Inherited(device),
+                Descriptor::Inherited(iommufd),
+            )),
+            (Some(_), None) => return Err(parsed.error(SyntaxProblem::Missing("iommufd_fd"))),
+            (None, Some(_)) => return Err(parsed.error(SyntaxProblem::Missing("fd"))),
+        };
+        if files.is_none() {
+            parsed.require("path", "path")?;
+        }
         let mut config: Self = parsed.build()?;
+        if let Some(files) = &files
+            && config.path.is_none()
+        {
+            // Validation says that there is none.
+            config.path = devices::vfio::folder_of(files.device.as_raw_fd()).ok();
+        }
+        config.files = files;
         // As above, after `path=`.
         let path = config.path.as_deref().and_then(Path::to_str);
         if let Some(path) = path.and_then(host_device) {
@@ -126,7 +185,13 @@ impl Configured for DeviceConfig {
 impl Device for DeviceConfig {
     fn validate(&self) -> Result<(), Invalid> {
         if self.path.is_none() {
-            return Err(Problem::Missing("name its folder in sysfs").at("path"));
+            let advice = match self.files {
+                None => "name its folder in sysfs",
+                Some(_) => {
+                    "the descriptor is none of a device's file: open /dev/vfio/devices/vfioN"
+                }
+            };
+            return Err(Problem::Missing(advice).at("path"));
         }
         if let Some(clique) = self.x_nv_gpudirect_clique {
             check::range("x_nv_gpudirect_clique", clique, 0, 15)?;
@@ -174,13 +239,10 @@ impl Device for DeviceConfig {
     }
 
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
-        let platform = vm.platform.as_ref();
-        if self.x_nv_gpudirect_clique.is_some() && platform.is_some_and(|it| !it.vfio_p2p_dma) {
-            let with = "vfio_p2p_dma=off";
-            let advice = "leave one of them out: devices of a clique access each other's BARs";
-            let problem = Problem::Conflict { with, advice };
-            return Err(problem.at("x_nv_gpudirect_clique"));
-        }
+        self.check_files(vm)
+            .map_err(|problem| problem.at("iommufd_fd"))?;
+        self.check_clique(vm)
+            .map_err(|problem| problem.at("x_nv_gpudirect_clique"))?;
         self.check_tracked(vm)
             .map_err(|problem| problem.at("tracked"))
     }
@@ -189,13 +251,60 @@ impl Device for DeviceConfig {
         self.tracked.as_deref()
     }
 
+    fn descriptors(&self) -> Vec<RawFd> {
+        let files = self.files.iter();
+        let both = files.flat_map(|files| [&files.device, &files.iommufd]);
+        both.map(AsRawFd::as_raw_fd).collect()
+    }
+
+    fn take_descriptors(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
+        let count = descriptors.len();
+        let [device, iommufd] = <[OwnedFd; 2]>::try_from(descriptors).map_err(|_| {
+            Refused(format!(
+                "{count} descriptors came with the request: send that of the device's file \
+                 (/dev/vfio/devices/vfioN) and that of /dev/iommu, in this order"
+            ))
+        })?;
+        self.files = Some(DeviceFiles::new(device.into(), iommufd.into()));
+        Ok(())
+    }
+
     fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
+        self.check_files(vm)
+            .map_err(|problem| Refused(format!("iommufd_fd: {problem}")))?;
+        self.check_clique(vm)
+            .map_err(|problem| Refused(format!("x_nv_gpudirect_clique: {problem}")))?;
         self.check_tracked(vm)
             .map_err(|problem| Refused(format!("tracked: {problem}")))
     }
 }
 
 impl DeviceConfig {
+    /// Checks that the devices of a VM are all opened by descriptors, or all by their paths: they have one iommufd.
+    fn check_files(&self, vm: &VmConfig) -> Result<(), Problem> {
+        let mut devices = vm.devices.iter().flatten();
+        let differs = |other: &Self| other.files.is_some() != self.files.is_some();
+        match devices.any(differs) {
+            true => Err(Problem::Conflict {
+                with: "devices that are opened by their paths",
+                advice: "give descriptors for all devices of the VM, or for none",
+            }),
+            false => Ok(()),
+        }
+    }
+
+    /// Checks that the device may access the BARs of others, if it is in a clique.
+    fn check_clique(&self, vm: &VmConfig) -> Result<(), Problem> {
+        let platform = vm.platform.as_ref();
+        match self.x_nv_gpudirect_clique {
+            Some(_) if platform.is_some_and(|it| !it.vfio_p2p_dma) => Err(Problem::Conflict {
+                with: "vfio_p2p_dma=off",
+                advice: "leave one of them out: devices of a clique access each other's BARs",
+            }),
+            _ => Ok(()),
+        }
+    }
+
     /// Checks whether applications can move from the device to the accelerator that it names.
     fn check_tracked(&self, vm: &VmConfig) -> Result<(), Problem> {
         let Some(name) = &self.tracked else {
@@ -301,6 +410,42 @@ mod tests {
             };
             assert!(said.contains(words), "{said}");
         }
+    }
+
+    #[test]
+    fn descriptors_stand_for_access_to_a_devices_files() {
+        let device = DeviceConfig::parse("01:00.0,fd=5,iommufd_fd=6,id=g").unwrap();
+        assert_eq!(device.descriptors(), [5, 6]);
+        assert_eq!(device.validate(), Ok(()));
+        for (input, missing) in [("01:00.0,fd=5", "iommufd_fd="), ("iommufd_fd=6", "fd=")] {
+            let error = DeviceConfig::parse(input).unwrap_err().to_string();
+            assert!(error.contains(missing), "{error}");
+        }
+        // Whose file it is says where the device is.
+        let none = DeviceConfig::parse("fd=1048576,iommufd_fd=6").unwrap();
+        let error = none.validate().unwrap_err().to_string();
+        assert!(error.contains("/dev/vfio/devices/vfioN"), "{error}");
+        let vm = VmConfig {
+            devices: Some(vec![
+                device.clone(),
+                DeviceConfig::parse("02:00.0").unwrap(),
+            ]),
+            ..VmConfig::default()
+        };
+        let error = device.validate_in(&vm).unwrap_err().to_string();
+        assert!(error.contains("for all devices of the VM"), "{error}");
+    }
+
+    #[test]
+    fn a_request_for_a_device_comes_with_both_descriptors_or_none() {
+        let mut device = DeviceConfig::parse("01:00.0").unwrap();
+        let open = || OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+        let Err(Refused(said)) = device.take_descriptors(vec![open()]) else {
+            panic!("one is enough");
+        };
+        assert!(said.contains("/dev/iommu"), "{said}");
+        device.take_descriptors(vec![open(), open()]).unwrap();
+        assert_eq!(device.descriptors().len(), 2);
     }
 
     #[test]

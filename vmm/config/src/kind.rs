@@ -131,7 +131,7 @@ pub trait Device: HasCommonConfig + Erased + Send + Sync {
     fn take_descriptors(&mut self, descriptors: Vec<OwnedFd>) -> Result<(), Refused> {
         drop(descriptors);
         Err(Refused(
-            "this kind of device takes no descriptors; vm.add-net does".to_owned(),
+            "this kind of device takes no descriptors; vm.add-net and vm.add-device do".to_owned(),
         ))
     }
 }

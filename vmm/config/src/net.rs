@@ -3,7 +3,6 @@
 use std::{
     os::fd::{AsRawFd, OwnedFd, RawFd},
     path::PathBuf,
-    sync::Arc,
 };
 
 use serde::{Deserialize, Serialize};
@@ -11,41 +10,10 @@ use serde::{Deserialize, Serialize};
 use super::{
     check::{self, Invalid, Placement, Problem},
     common::{CommonConfig, has_common_config},
+    descriptor::Descriptor,
     kind::{Configured, Device, FileUse, HotPlug, Refused},
     syntax::{IOMMU, Key, LIMITS, PLACE, SyntaxError, ValueType, parse},
 };
-
-/// A descriptor of an open tap.
-#[derive(Clone, Debug)]
-pub enum TapFd {
-    /// It was open when the process started (command line) and stays open until the process ends.
-    Inherited(RawFd),
-    /// It came with a request and is closed when no configuration refers to it any more.
-    Received(Arc<OwnedFd>),
-}
-
-impl AsRawFd for TapFd {
-    fn as_raw_fd(&self) -> RawFd {
-        match self {
-            Self::Inherited(fd) => *fd,
-            Self::Received(fd) => fd.as_raw_fd(),
-        }
-    }
-}
-
-impl From<OwnedFd> for TapFd {
-    fn from(fd: OwnedFd) -> Self {
-        Self::Received(Arc::new(fd))
-    }
-}
-
-impl PartialEq for TapFd {
-    fn eq(&self, other: &Self) -> bool {
-        self.as_raw_fd() == other.as_raw_fd()
-    }
-}
-
-impl Eq for TapFd {}
 
 /// A network card.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
@@ -104,7 +72,7 @@ pub struct NetConfig {
     pub offload_csum: bool,
     /// Descriptors of an open tap, one for each pair of queues; never part of a request body.
     #[serde(skip)]
-    pub fds: Vec<TapFd>,
+    pub fds: Vec<Descriptor>,
 }
 
 fn two() -> u16 {
@@ -188,7 +156,7 @@ impl Configured for NetConfig {
             parsed.default("num_queues", 2 * fds.len());
         }
         let mut config: Self = parsed.build()?;
-        config.fds = fds.into_iter().map(TapFd::Inherited).collect();
+        config.fds = fds.into_iter().map(Descriptor::Inherited).collect();
         Ok(config)
     }
 }
@@ -265,7 +233,7 @@ impl Device for NetConfig {
                 self.num_queues
             )));
         }
-        self.fds = descriptors.into_iter().map(TapFd::from).collect();
+        self.fds = descriptors.into_iter().map(Descriptor::from).collect();
         Ok(())
     }
 }

@@ -537,7 +537,7 @@ fn an_odd_queue_of_a_network_card_is_its_control_queue() {
 #[test]
 fn taps_can_be_inherited() {
     let config = NetConfig::parse("fd=[3,4],mac=52:54:00:12:34:56").unwrap();
-    assert_eq!(config.fds, [3, 4].map(TapFd::Inherited));
+    assert_eq!(config.fds, [3, 4].map(Descriptor::Inherited));
     assert_eq!(config.num_queues, 4);
     assert_eq!(config.validate(), Ok(()));
     assert!(

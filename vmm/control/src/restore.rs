@@ -30,7 +30,7 @@ use vmm_api::{
     ApiError, Handler, InProgress, MemoryRestoreMode, Operation, Reply, Request, Response,
     RestoreConfig, RestoredClock, Status,
 };
-use vmm_config::{TapFd, VmConfig};
+use vmm_config::{Descriptor, VmConfig};
 use vmm_machine::{
     Machine, applications,
     error::MachineError,
@@ -500,9 +500,14 @@ fn assign_fds(
             .find(|net| net.common.id.as_deref() == Some(&restored.id));
         let own: Vec<_> = if restored.fds.is_empty() {
             let own = fds.by_ref().take(restored.num_fds);
-            own.map(TapFd::from).collect()
+            own.map(Descriptor::from).collect()
         } else {
-            restored.fds.iter().copied().map(TapFd::Inherited).collect()
+            restored
+                .fds
+                .iter()
+                .copied()
+                .map(Descriptor::Inherited)
+                .collect()
         };
         match card {
             Some(card) if own.len() == restored.num_fds => card.fds = own,

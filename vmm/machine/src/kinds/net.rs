@@ -2,7 +2,7 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::OwnedFd,
     sync::Arc,
 };
 
@@ -62,15 +62,10 @@ fn own_fds(net: &NetConfig) -> Result<Vec<OwnedFd>, DeviceError> {
     net.fds
         .iter()
         .map(|fd| {
-            // SAFETY: a descriptor that came with a request is owned by `fd`; an inherited one
-            // belongs to the VM until the process ends.
-            let borrowed = unsafe { BorrowedFd::borrow_raw(fd.as_raw_fd()) };
-            borrowed
-                .try_clone_to_owned()
-                .map_err(|source| DeviceError::Host {
-                    action: "use the descriptor of a tap",
-                    source,
-                })
+            fd.duplicate().map_err(|source| DeviceError::Host {
+                action: "use the descriptor of a tap",
+                source,
+            })
         })
         .collect()
 }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use devices::vfio::{self, Function};
-use vmm_config::DeviceConfig;
+use vmm_config::{Descriptor, DeviceConfig};
 
 use super::{
     super::{
@@ -34,7 +34,21 @@ impl DeviceKind for DeviceConfig {
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let path = self.path.as_deref().unwrap_or(Path::new(""));
         let physical = &surroundings.physical;
-        let host_device = vfio::HostDevice::new(path)?;
+        let mut host_device = vfio::HostDevice::new(path)?;
+        if let Some(files) = &self.files {
+            let duplicate = |descriptor: &Descriptor| {
+                let duplicate = descriptor.duplicate();
+                duplicate.map_err(|source| DeviceError::Host {
+                    action: "use the descriptor of a physical device",
+                    source,
+                })
+            };
+            host_device.give(vfio::Given {
+                device: duplicate(&files.device)?.into(),
+                iommufd: duplicate(&files.iommufd)?.into(),
+                bound: Arc::clone(&files.bound),
+            })?;
+        }
         let iommu = physical.iommu(&host_device)?;
         // Behind a root port it would be elsewhere. Segments behind the virtual IOMMU contain no
         // root ports.
