@@ -36,10 +36,15 @@ impl Machine {
             .collect();
         let mut changed = false;
         let missing = (wanted as usize).saturating_sub(present.len());
-        for vcpu in (0..max)
+        let missing: Vec<u32> = (0..max)
             .filter(|vcpu| !present.contains(vcpu))
             .take(missing)
-        {
+            .collect();
+        // Before the first one is there.
+        for &vcpu in &missing {
+            self.cpus.check_plug(vcpu)?;
+        }
+        for vcpu in missing {
             self.cpus.plug(vcpu)?;
             self.platform.cpus.insert(vcpu)?;
             changed = true;

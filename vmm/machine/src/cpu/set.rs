@@ -206,15 +206,21 @@ impl Cpus {
         Ok(())
     }
 
+    /// Checks that a vCPU that is to be added is not still in an access after the guest has given it up.
+    pub fn check_plug(&mut self, index: u32) -> Result<(), CpusError> {
+        self.await_leaving(Instant::now());
+        match self.leaving.contains_key(&index) {
+            true => Err(CpusError::InAccess { vcpu: index }),
+            false => Ok(()),
+        }
+    }
+
     /// Adds a vCPU that waits for the guest to start it.
     ///
     /// # Errors
     /// The guest has given it up, and it is still in an access, among others.
     pub fn plug(&mut self, index: u32) -> Result<(), CpusError> {
-        self.await_leaving(Instant::now());
-        if self.leaving.contains_key(&index) {
-            return Err(CpusError::InAccess { vcpu: index });
-        }
+        self.check_plug(index)?;
         let vcpu = match self.spares.remove(&index) {
             Some(vcpu) => vcpu,
             None => self.create(index)?,
@@ -310,14 +316,8 @@ impl Cpus {
         if self.paused {
             return Ok(());
         }
-        // All of them first, so that they leave at the same time.
-        self.threads.values().for_each(VcpuThread::request_park);
         let deadline = Instant::now() + patience;
-        for (&vcpu, thread) in &self.threads {
-            if !thread.wait_parked_until(deadline) {
-                return Err(CpusError::InAccess { vcpu });
-            }
-        }
+        self.park(deadline)?;
         self.await_leaving(deadline);
         if let Some((&vcpu, _)) = self.leaving.first_key_value() {
             return Err(CpusError::InAccess { vcpu });
@@ -329,9 +329,22 @@ impl Cpus {
         Ok(())
     }
 
-    /// Resumes vCPUs that a device has frozen, and tells the guest that it was paused.
+    /// Makes the vCPUs that the guest has leave it.
+    fn park(&self, deadline: Instant) -> Result<(), CpusError> {
+        // All of them first, so that they leave at the same time.
+        self.threads.values().for_each(VcpuThread::request_park);
+        for (&vcpu, thread) in &self.threads {
+            if !thread.wait_parked_until(deadline) {
+                return Err(CpusError::InAccess { vcpu });
+            }
+        }
+        Ok(())
+    }
+
+    /// Resumes vCPUs that a device has frozen, and tells the guest that it was paused. They are on their way out of the
+    /// guest; others may be in an access that takes long.
     pub fn thaw(&self) {
-        for thread in self.threads.values() {
+        for thread in self.threads.values().filter(|thread| thread.is_frozen()) {
             thread.wait_parked();
             thread.with(|vcpu| vcpu.tell_paused());
             thread.thaw();
@@ -340,13 +353,12 @@ impl Cpus {
 
     /// Raises a non-maskable interrupt on every vCPU.
     pub fn nmi(&mut self) -> Result<(), CpusError> {
-        let running = self.running;
-        let paused = self.pause(LONG_ACCESS);
-        let result = paused.and_then(|()| self.for_each(|vcpu| vcpu.nmi()));
-        if running {
+        let parked = self.park(Instant::now() + LONG_ACCESS);
+        let result = parked.and_then(|()| self.for_each(|vcpu| vcpu.nmi()));
+        if self.running {
             self.resume();
         }
-        result.map(|_| ())
+        result.map(drop)
     }
 
     /// The states of all vCPUs, which must be paused.
@@ -661,12 +673,15 @@ mod tests {
         cpus.threads.insert(1, thread);
         cpus.resume();
         has_begun.recv().unwrap();
+        // It is not frozen, and in an access.
+        cpus.thaw();
         cpus.unplug(1);
         assert!(!cpus.is_present(1));
         assert_eq!(cpus.left(), (vec![], true));
         let in_access = |result| matches!(result, Err(CpusError::InAccess { vcpu: 1 }));
         assert!(in_access(cpus.plug(1)));
         assert!(in_access(cpus.pause(Duration::ZERO)));
+        cpus.nmi().unwrap();
         drop::<mpsc::Sender<()>>(end);
         cpus.pause(Duration::from_secs(60)).unwrap();
         assert_eq!(cpus.left(), (vec![1], false));

@@ -160,6 +160,11 @@ impl VcpuThread {
         self.wish(RUN);
     }
 
+    /// Whether a device has frozen the vCPU.
+    pub fn is_frozen(&self) -> bool {
+        self.shared.frozen.load(Ordering::SeqCst)
+    }
+
     /// Lets a vCPU that is frozen do again what is wished.
     pub fn thaw(&self) {
         set_frozen(&self.shared, false);
