@@ -57,7 +57,7 @@ impl fmt::Display for ImageType {
 }
 
 /// Which image to open, and how.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct DiskOptions {
     /// A file or block device.
     pub path: PathBuf,

@@ -102,6 +102,8 @@ pub struct VmInfo {
 pub enum Operation {
     /// A snapshot is being written.
     Snapshot,
+    /// Images of the disks of a VM that is being booted are opened.
+    Boot,
     /// Memory of a VM that is being restored is read.
     Restore,
     /// A core dump is being written.

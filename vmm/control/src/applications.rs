@@ -200,6 +200,10 @@ impl Control {
         let job = match &self.migrations.job {
             Job::Workers(workers) => Some(&workers.cancel),
             Job::Writing(written) => return written.cancel().map(|()| Response::Empty),
+            Job::Booting(_) => {
+                self.cancel_boot();
+                return Ok(Response::Empty);
+            }
             Job::Restoring(_) => {
                 self.cancel_restore();
                 return Ok(Response::Empty);

@@ -20,6 +20,7 @@
 
 mod accel;
 mod applications;
+mod booting;
 mod compatible;
 pub mod events;
 mod gate;
@@ -45,7 +46,7 @@ use std::{
 use base::Chain;
 use devices::guest_event::GuestEvent;
 use event_manager::{EventManager, EventOps, Events, MutEventSubscriber, SubscriberOps};
-use vmm_api::{ApiError, ApiReceiver, Handler, Reply, Request, RestoreConfig};
+use vmm_api::{ApiError, ApiReceiver, Handler, Reply, Request, Response, RestoreConfig};
 use vmm_config::VmConfig;
 use vmm_confinement::seccomp::Filters;
 use vmm_machine::{
@@ -57,6 +58,7 @@ use vmm_sys_util::epoll::EventSet;
 
 use self::{
     accel::Moving,
+    booting::Adding,
     last_resort::LastResort,
     life::Life,
     migration::Migrations,
@@ -171,6 +173,8 @@ pub struct Control {
     storage: StorageWaits,
     /// Moves of accelerators' applications in progress, by the accelerator's name.
     moves: BTreeMap<String, Moving>,
+    /// Requests for disks whose images are being opened.
+    adding: BTreeMap<u64, Adding>,
     sender: EventSender,
     receiver: EventReceiver,
     signals: Signals,
@@ -204,33 +208,24 @@ pub fn run(
     control.api = Some(api);
     control.no_shutdown = options.no_shutdown;
     control.monitor.emit("vmm", "starting", &[]);
-    // The reply to the initial request, if that takes time.
-    let mut restored: Option<mpsc::Receiver<_>> = None;
     let first = match options.start {
         Start::Wait => {
             control.advance = Advance::Due;
-            Ok(())
+            Ok(None)
         }
         Start::Boot(config) => control
             .handle(Request::VmCreate(config))
-            .and_then(|_| control.handle(Request::VmBoot))
-            .map(|_| ()),
-        Start::Restore(config) => {
-            let (sender, answer) = mpsc::sync_channel(1);
-            // The receiver is gone if the loop has ended.
-            let reply = Reply::new(move |answer| drop(sender.send(answer)));
-            control.take(Request::VmRestore(config, Vec::new()), reply);
-            restored = Some(answer);
-            Ok(())
-        }
+            .map(|_| Some(control.begin(Request::VmBoot))),
+        Start::Restore(config) => Ok(Some(control.begin(Request::VmRestore(config, Vec::new())))),
     };
-    first.map_err(Error::Start)?;
+    // The reply to the initial request, if that takes time.
+    let mut started = first.map_err(Error::Start)?;
     let mut manager = EventManager::new().map_err(Error::Loop)?;
     let id = manager.add_subscriber(control);
     loop {
-        if let Some(Ok(answer)) = restored.as_ref().map(mpsc::Receiver::try_recv) {
+        if let Some(Ok(answer)) = started.as_ref().map(mpsc::Receiver::try_recv) {
             answer.map_err(Error::Start)?;
-            restored = None;
+            started = None;
         }
         let control = manager.subscriber_mut(id).map_err(Error::Loop)?;
         let last_word = control.migrations.last_word();
@@ -316,6 +311,7 @@ impl Control {
             removals: Removals::new().map_err(host("create a timer"))?,
             storage: StorageWaits::new().map_err(host("create a timer"))?,
             moves: BTreeMap::new(),
+            adding: BTreeMap::new(),
             sender,
             receiver,
             signals: Signals::none().map_err(host("create an event"))?,
@@ -325,6 +321,15 @@ impl Control {
             no_shutdown: false,
             exit: None,
         })
+    }
+
+    /// Takes the request with which the process starts; returns where the reply comes.
+    fn begin(&mut self, request: Request) -> mpsc::Receiver<Result<Response, ApiError>> {
+        let (sender, answer) = mpsc::sync_channel(1);
+        // The receiver is gone if the loop has ended.
+        let reply = Reply::new(move |answer| drop(sender.send(answer)));
+        self.take(request, reply);
+        answer
     }
 
     /// Handles the machine's events.

@@ -56,6 +56,7 @@ use self::{detach::Leaves, returns::Return};
 use super::{
     Control, ExitReason,
     applications::Workers,
+    booting::Booting,
     life::{Life, RunState},
     restore::Restoring,
     storage::PATIENCE,
@@ -122,6 +123,8 @@ pub(super) enum Job {
     Workers(Workers),
     /// Not a migration: a VM is being restored.
     Restoring(Restoring),
+    /// Not a migration: a VM is being booted.
+    Booting(Booting),
     /// Not a migration: a snapshot or a core dump is being written.
     Writing(Written),
 }
@@ -172,7 +175,9 @@ impl Migrations {
 
     fn progress(&self) -> Option<&Progress> {
         match &self.job {
-            Job::None | Job::Workers(_) | Job::Restoring(_) | Job::Writing(_) => None,
+            Job::None | Job::Workers(_) | Job::Restoring(_) | Job::Booting(_) | Job::Writing(_) => {
+                None
+            }
             Job::Outgoing { progress, .. } | Job::Incoming { progress, .. } => Some(progress),
         }
     }
@@ -184,6 +189,7 @@ impl Migrations {
             | Job::Incoming { number, .. }
             | Job::Workers(Workers { number, .. })
             | Job::Restoring(Restoring { number, .. })
+            | Job::Booting(Booting { number, .. })
             | Job::Writing(Written { number, .. }) => *number == of,
         }
     }
@@ -610,6 +616,7 @@ impl Control {
                 "a snapshot of the VM is being written, and waits for workers of accelerators"
             }
             Job::Restoring(restoring) => restoring.what(),
+            Job::Booting(_) => Booting::what(),
         };
         if is_allowed(request) {
             return Ok(());

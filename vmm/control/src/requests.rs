@@ -20,6 +20,7 @@ use vmm_machine::{
 
 use super::{
     Advance, Control, ExitReason,
+    booting::{Booter, Booting},
     life::{Life, RunState},
     migration::{Job, host_error},
     storage,
@@ -32,11 +33,7 @@ impl Handler for Control {
         let Some((request, reply)) = self.wait_for_memory(request, reply) else {
             return;
         };
-        let allowed = self
-            .refuse_if_migrating(&request)
-            .and_then(|()| self.refuse_if_waiting(&request))
-            .and_then(|()| self.refuse_if_frozen(&request));
-        if let Err(error) = allowed {
+        if let Err(error) = self.is_allowed_now(&request) {
             return reply.send(Err(error));
         }
         match request {
@@ -53,6 +50,8 @@ impl Handler for Control {
             }
             Request::VmRestore(config, fds) => self.restore_later(config, fds, reply),
             Request::VmResizeDisk(resize) => self.resize_disk_later(&resize, reply),
+            Request::VmBoot => self.boot_later(Booter::Client(reply)),
+            Request::VmAdd(device) => self.add_later(device, reply),
             request => reply.send(self.handle(request)),
         }
     }
@@ -69,11 +68,9 @@ impl Handler for Control {
             Request::VmmMetrics => Ok(Response::Metrics(self.metrics())),
             Request::VmCreate(config) => self.create(config),
             Request::VmDelete => self.delete(),
-            Request::VmBoot => self.boot(),
             Request::VmPause => self.pause(),
             Request::VmResume => self.resume(),
             Request::VmShutdown => self.shutdown(),
-            Request::VmReboot => self.reboot().map(|()| Response::Empty),
             Request::VmPowerButton => self.on_live(|machine, _| machine.power_button()),
             Request::VmNmi => self.on_live(|machine, _| machine.nmi()),
             Request::VmInfo => self.info(),
@@ -82,7 +79,6 @@ impl Handler for Control {
             Request::VmResizeZone(resize) => self.on_live(|machine, config| {
                 machine.resize_zone(config, &resize.id, resize.desired_ram)
             }),
-            Request::VmAdd(device) => self.add(device),
             Request::VmRemoveDevice(device) => {
                 // Cancelling a removal removes nothing.
                 if !device.cancel {
@@ -92,7 +88,12 @@ impl Handler for Control {
             }
             Request::VmSwapDevice(swap) => self.swap(&swap),
             Request::VmSendMigration(request) => self.send_migration(&request),
-            // Answered later, like the next ones: see `take`.
+            // Answered later, like the next ones: see `take`, and `go_on` for a VM that is rebooted.
+            Request::VmReboot => Err(self.not_live()),
+            Request::VmBoot | Request::VmAdd(_) => Err(ApiError::message(
+                Status::Internal,
+                "a VM can only be booted, and given devices, over the API, or when the VMM starts",
+            )),
             Request::VmSnapshot(_) | Request::VmCoredump(_) => Err(ApiError::message(
                 Status::Internal,
                 "a VM can only be saved over the API",
@@ -122,6 +123,13 @@ impl Handler for Control {
 }
 
 impl Control {
+    /// Refuses requests for which it is not the time.
+    pub(super) fn is_allowed_now(&self, request: &Request) -> Result<(), ApiError> {
+        self.refuse_if_migrating(request)?;
+        self.refuse_if_waiting(request)?;
+        self.refuse_if_frozen(request)
+    }
+
     fn create(&mut self, config: Box<VmConfig>) -> Answer {
         if self.life.config().is_some() {
             return Err(ApiError::message(
@@ -146,18 +154,25 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    fn boot(&mut self) -> Answer {
-        let mut config = match &self.life {
-            Life::None => return Err(ApiError::not_created()),
-            Life::Live { .. } => return Err(ApiError::wrong_state("the VM has booted already")),
-            Life::Created(config) => {
-                consoles::empty_files(config);
-                config.clone()
-            }
-            Life::Shutdown(config) => config.clone(),
+    /// The configuration of a VM that may be booted.
+    pub(super) fn bootable(&self) -> Result<&VmConfig, ApiError> {
+        match &self.life {
+            Life::None => Err(ApiError::not_created()),
+            Life::Live { .. } => Err(ApiError::wrong_state("the VM has booted already")),
+            Life::Created(config) | Life::Shutdown(config) => Ok(config),
+        }
+    }
+
+    /// Boots the VM, the images of whose disks are open.
+    pub(super) fn boot(&mut self, images: Arc<Images>) -> Result<(), ApiError> {
+        let mut config = Box::new(self.bootable()?.clone());
+        if matches!(self.life, Life::Created(_)) {
+            consoles::empty_files(&config);
+        }
+        let host = Host {
+            images,
+            ..self.host()?
         };
-        self.monitor.emit("vm", "booting", &[]);
-        let host = self.host()?;
         let mut machine = Machine::boot(&mut config, host).map_err(|e| failed(&e))?;
         machine.resume().map_err(|e| failed(&e))?;
         log::info!("the VM has booted after {:?}", self.started.elapsed());
@@ -167,7 +182,7 @@ impl Control {
             run: RunState::Running,
         };
         self.monitor.emit("vm", "booted", &[]);
-        Ok(Response::Empty)
+        Ok(())
     }
 
     fn pause(&mut self) -> Answer {
@@ -213,16 +228,13 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    /// Powers the machine off and boots the same configuration again.
-    pub(super) fn reboot(&mut self) -> Result<(), ApiError> {
+    /// Powers the machine off, so that the same configuration can be booted again.
+    pub(super) fn end_for_reboot(&mut self) -> Result<(), ApiError> {
         if self.life.machine_mut().is_none() {
             return Err(self.not_live());
         }
         self.monitor.emit("vm", "rebooting", &[]);
-        self.end_machine()?;
-        self.boot()?;
-        self.monitor.emit("vm", "rebooted", &[]);
-        Ok(())
+        self.end_machine()
     }
 
     /// Powers the machine off. Its memory is unmapped, so a machine whose storage does not respond
@@ -291,7 +303,7 @@ impl Control {
             events: self.sender.clone(),
             arriving: false,
             archive: None,
-            images: Images::default(),
+            images: Arc::default(),
             memory: None,
             given: Arc::default(),
             start: self.started,
@@ -327,6 +339,7 @@ impl Control {
         match &self.migrations.job {
             Job::Writing(written) => Some(written.progress()),
             Job::Restoring(restoring) if restoring.progress().is_some() => restoring.progress(),
+            Job::Booting(_) => Some(Booting::progress()),
             _ => self.storage.progress(),
         }
     }
@@ -402,8 +415,8 @@ impl Control {
         Ok(Response::Empty)
     }
 
-    /// Plugs a device into a live machine, or adds it to the configuration for the next boot.
-    fn add(&mut self, mut device: Box<dyn Device>) -> Answer {
+    /// Checks a request for a device against the VM's configuration.
+    pub(super) fn check_joins(&self, device: &dyn Device) -> Result<(), ApiError> {
         self.refuse_if_leaving(device.needs())?;
         if let Some(vm) = self.life.config() {
             let running = matches!(self.life, Life::Live { .. });
@@ -424,12 +437,25 @@ impl Control {
                     ),
                 });
             }
-            if !vm.has_room_for(&*device) {
+            if !vm.has_room_for(device) {
                 return Err(ApiError::message(
                     Status::Conflict,
                     "the VM has a device of this kind already, and can have only one",
                 ));
             }
+        }
+        Ok(())
+    }
+
+    /// Plugs a device into a live machine, or adds it to the configuration for the next boot. The image of a disk may be
+    /// open already.
+    pub(super) fn add(
+        &mut self,
+        mut device: Box<dyn Device>,
+        images: Option<Arc<Images>>,
+    ) -> Answer {
+        self.check_joins(&*device)?;
+        if images.is_none() && self.life.config().is_some() {
             // A wrong file name is reported to the client that made the error, not to the one that
             // boots the VM.
             check_files(&*device)?;
@@ -447,7 +473,11 @@ impl Control {
             } => {
                 // Which segments are behind the virtual IOMMU is undecided until the machine boots.
                 device.normalize_segment(vm.iommu_segments());
-                let (id, bdf) = machine.add_device(&mut *device).map_err(|e| failed(&e))?;
+                let added = match images {
+                    Some(images) => machine.add_disk(&mut *device, images),
+                    None => machine.add_device(&mut *device),
+                };
+                let (id, bdf) = added.map_err(|e| failed(&e))?;
                 vm.put_device(device);
                 self.monitor.emit("vm", "device-added", &[("id", &id)]);
                 Ok(Response::Device(PciDeviceInfo {
@@ -506,7 +536,7 @@ pub(super) fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), A
 }
 
 /// Checks that the files of a device exist, unless it has descriptors.
-fn check_files(device: &dyn Device) -> Result<(), ApiError> {
+pub(super) fn check_files(device: &dyn Device) -> Result<(), ApiError> {
     if !device.descriptors().is_empty() {
         return Ok(());
     }

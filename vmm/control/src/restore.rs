@@ -21,7 +21,7 @@ use std::{
         atomic::{AtomicU64, Ordering},
         mpsc,
     },
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use base::Cancel;
@@ -34,6 +34,7 @@ use vmm_config::{Descriptor, VmConfig};
 use vmm_machine::{
     Machine, applications,
     error::MachineError,
+    images::Images,
     save::{ClockSource, Folder, MemorySource, Rest, Snapshot},
 };
 
@@ -62,6 +63,7 @@ enum Stage {
     /// The other files of the snapshot, except its memory, and images of its disks.
     Files {
         config: Box<VmConfig>,
+        images: Arc<Images>,
         read: Awaited<Snapshot>,
     },
     /// Its memory.
@@ -77,12 +79,18 @@ enum Stage {
 }
 
 /// What a thread brings; it is there when the thread says that the stage is over.
-struct Awaited<T>(mpsc::Receiver<Result<T, MachineError>>);
+pub(super) struct Awaited<T>(mpsc::Receiver<Result<T, MachineError>>);
 
 impl<T> Awaited<T> {
-    fn take(self) -> Result<T, ApiError> {
+    pub(super) fn take(self) -> Result<T, ApiError> {
         let brought = self.0.recv().map_err(|_| ApiError::wrong_state(OVER))?;
         brought.map_err(|error| failed(&error))
+    }
+
+    /// The same, if it is there within this time.
+    pub(super) fn within(&self, time: Duration) -> Option<Result<T, ApiError>> {
+        let brought = self.0.recv_timeout(time).ok()?;
+        Some(brought.map_err(|error| failed(&error)))
     }
 }
 
@@ -135,10 +143,10 @@ impl Restoring {
     }
 }
 
-/// A restore as its stages see it.
-struct Begun {
-    number: u64,
-    cancel: Cancel,
+/// A restore or a boot as its threads see it.
+pub(super) struct Begun {
+    pub(super) number: u64,
+    pub(super) cancel: Cancel,
 }
 
 impl Control {
@@ -177,7 +185,7 @@ impl Control {
     }
 
     /// Runs work that may block on a thread of its own.
-    fn spawn<T: Send + 'static>(
+    pub(super) fn spawn<T: Send + 'static>(
         &self,
         begun: &Begun,
         role: ThreadRole,
@@ -217,12 +225,13 @@ impl Control {
                 }
                 self.take_all(waiting);
             }
+            Job::Booting(booting) => self.images_are_open(booting),
             other => self.migrations.job = other,
         }
     }
 
     /// Takes requests in their order, each in the state that the one before has left.
-    fn take_all(&mut self, requests: Vec<(Request, Reply)>) {
+    pub(super) fn take_all(&mut self, requests: Vec<(Request, Reply)>) {
         for (request, reply) in requests {
             self.take(request, reply);
         }
@@ -247,11 +256,17 @@ impl Control {
                 let fds = mem::take(&mut asked.fds);
                 self.prepare(&mut config, &folder, &asked.request, fds)?;
                 let disks = config.disks.clone().unwrap_or_default();
-                let read = move |_: &Cancel| folder.read(&disks);
+                let images = Arc::<Images>::default();
+                let opens = Arc::clone(&images);
+                let read = move |_: &Cancel| folder.read(&disks, opens);
                 let read = self.spawn(begun, ThreadRole::Restore, read)?;
-                Ok(Some(Stage::Files { config, read }))
+                Ok(Some(Stage::Files {
+                    config,
+                    images,
+                    read,
+                }))
             }
-            Stage::Files { config, read } => self.make(begun, config, read.take()?, asked),
+            Stage::Files { config, read, .. } => self.make(begun, config, read.take()?, asked),
             Stage::Memory { lacks, is_read, .. } => {
                 is_read.take()?;
                 self.complete(*lacks)?;
@@ -411,7 +426,7 @@ impl Control {
         Ok(())
     }
 
-    /// Keeps a request that comes before a VM that is being restored has its memory and its vCPUs; returns others.
+    /// Keeps a request that comes before a VM that is being restored or booted has its memory and its vCPUs; returns others.
     pub(super) fn wait_for_memory(
         &mut self,
         request: Request,
@@ -425,6 +440,10 @@ impl Control {
                 restoring.asked.waiting.push((request, reply));
                 None
             }
+            Job::Booting(booting) if needs_vcpus || !is_allowed(&request) => {
+                booting.keep(request, reply);
+                None
+            }
             _ => Some((request, reply)),
         }
     }
@@ -434,6 +453,9 @@ impl Control {
         match mem::replace(&mut self.migrations.job, Job::None) {
             Job::Restoring(restoring) if restoring.is_incomplete() => {
                 restoring.cancel.cancel();
+                if let Stage::Files { images, .. } = &restoring.stage {
+                    self.close(images);
+                }
                 let error = ApiError::wrong_state("the VM is not restored: it was cancelled");
                 let Asked { reply, waiting, .. } = restoring.asked;
                 self.give_up_restore(reply, error);

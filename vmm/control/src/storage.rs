@@ -18,7 +18,8 @@ use vmm_machine::error::MachineError;
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::{
-    Control, ExitReason,
+    Control,
+    booting::Booter,
     life::{Life, RunState},
     migration::OVER,
     requests::failed,
@@ -296,6 +297,13 @@ impl Control {
 
     fn go_on(&mut self, wait: Wait) {
         match wait.request {
+            Some((Request::VmReboot, reply)) => match self.end_for_reboot() {
+                Ok(()) => self.boot_later(Booter::Reboot(reply)),
+                Err(error) => {
+                    self.let_go(wait.wish, wait.stopped);
+                    reply.send(Err(error));
+                }
+            },
             Some((request, reply)) => {
                 let answer = self.handle(request);
                 if answer.is_err() {
@@ -306,11 +314,14 @@ impl Control {
             None => {
                 let ended = match wait.wish {
                     Some(GuestWish::PowerOff) => self.handle(Request::VmShutdown).map(drop),
-                    _ => self.reboot(),
+                    _ => self.end_for_reboot(),
                 };
-                if let Err(error) = ended {
-                    log::error!("the guest cannot be reset or powered off: {error}");
-                    self.exit = Some(ExitReason::GuestFailed);
+                match ended {
+                    Ok(()) if wait.wish != Some(GuestWish::PowerOff) => {
+                        self.boot_later(Booter::Guest);
+                    }
+                    Ok(()) => {}
+                    Err(error) => self.guest_has_no_machine(&error),
                 }
             }
         }

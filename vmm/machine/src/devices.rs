@@ -129,7 +129,7 @@ pub struct Surroundings {
     /// Ports of accelerators through which workers have already restored applications, before the device arrives.
     pub ports: Ports,
     /// Disk images that are open already.
-    pub images: Images,
+    pub images: Arc<Images>,
     /// Sockets and taps that another process of this host handed over with the machine.
     pub given: Arc<Given>,
     /// Rate limits that several disks share, by name.
@@ -545,7 +545,8 @@ impl Devices {
     }
 
     /// A name that is not in use: `_disk0`, `_disk1` ...
-    fn free_id(&self, kind: &str) -> String {
+    /// The name that a device of this kind gets that has none.
+    pub fn free_id(&self, kind: &str) -> String {
         let mut number = 0;
         loop {
             let id = format!("_{kind}{number}");
@@ -829,9 +830,9 @@ impl Devices {
         self.surroundings.archive = archive.map(Arc::new);
     }
 
-    /// Closes disk images that no device has taken.
-    pub fn close_images(&mut self) {
-        self.surroundings.images = Images::default();
+    /// Sets the disk images that are open already, and closes others that no device has taken.
+    pub fn set_images(&mut self, images: Arc<Images>) {
+        self.surroundings.images = images;
     }
 
     /// Saves the state of all devices, which are paused.

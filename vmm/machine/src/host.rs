@@ -44,7 +44,7 @@ pub struct Host {
     /// The machine's memory, if another process of this host created it.
     pub memory: Option<Vec<GivenMemory>>,
     /// Disk images that are open already.
-    pub images: Images,
+    pub images: Arc<Images>,
     /// Sockets and taps that another process of this host handed over with the machine.
     pub given: Arc<Given>,
     /// When the process started, as the reference for the guest's boot marks.

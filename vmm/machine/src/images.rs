@@ -1,9 +1,12 @@
-//! Disk images that are opened before their machine is made, by a thread that may wait for storage.
+//! Disk images that are opened before their devices are made, by a thread that may wait for storage.
 
-use std::{collections::BTreeMap, sync::Mutex};
+use std::{mem, sync::Mutex};
 
 use base::Unpoisoned;
-use devices::{disk::Disk, virtio::blk};
+use devices::{
+    disk::{Disk, DiskOptions},
+    virtio::blk,
+};
 use vmm_config::{Device, DiskConfig, HasCommonConfig};
 
 use super::{
@@ -12,37 +15,65 @@ use super::{
     kinds::disk::image,
 };
 
-/// Open images by the name of their disk.
+/// Open images.
 #[derive(Default)]
-pub struct Images(Mutex<BTreeMap<String, Disk>>);
+pub struct Images(Mutex<Opened>);
+
+#[derive(Default)]
+struct Opened {
+    /// Each with how it was opened.
+    disks: Vec<(DiskOptions, Disk)>,
+    given_up: bool,
+}
 
 impl Images {
-    /// Opens and locks the images of disks, at the speed of the storage.
+    /// Opens the images of disks, and locks them unless that is to happen later, at the speed of the storage. Stops when
+    /// they are given up.
     ///
     /// # Errors
     /// The first image that cannot be opened or locked, by the name of its disk.
-    pub fn open(disks: &[DiskConfig]) -> Result<Self, MachineError> {
-        let mut images = BTreeMap::new();
+    pub fn open(&self, disks: &[DiskConfig], lock_later: bool) -> Result<(), MachineError> {
+        let mut unnamed = 0;
         for disk in disks.iter().filter(|disk| disk.is_present()) {
-            let Some(id) = disk.common().id.clone() else {
-                continue;
-            };
-            let opened = image(disk, false).and_then(|options| {
+            // As the machine is going to name it.
+            let name = disk.common().id.clone().unwrap_or_else(|| {
+                unnamed += 1;
+                format!("_{}{}", DiskConfig::NAME, unnamed - 1)
+            });
+            let opened = image(disk, lock_later).and_then(|options| {
                 let opened = Disk::open(&options).map_err(blk::Error::Disk);
-                opened.map_err(DeviceError::of)
+                Ok((options, opened.map_err(DeviceError::of)?))
             });
             let opened = opened.map_err(|source| MachineError::Device {
                 kind: DiskConfig::NAME,
-                id: id.clone(),
+                id: name,
                 source: Box::new(source),
             })?;
-            images.insert(id, opened);
+            let mut all = self.0.lock_unpoisoned();
+            if all.given_up {
+                // Closing the image may take long.
+                drop(all);
+                return Ok(());
+            }
+            all.disks.push(opened);
         }
-        Ok(Self(Mutex::new(images)))
+        Ok(())
     }
 
-    /// Takes the image of a disk, if it is open.
-    pub fn take(&self, id: &str) -> Option<Disk> {
-        self.0.lock_unpoisoned().remove(id)
+    /// Takes an image that is open like this.
+    pub fn take(&self, options: &DiskOptions) -> Option<Disk> {
+        let mut all = self.0.lock_unpoisoned();
+        let at = all.disks.iter().position(|(of, _)| of == options)?;
+        Some(all.disks.swap_remove(at).1)
+    }
+
+    /// Closes all images, also one that is being opened, when it is open. Takes as long as the storage likes.
+    pub fn give_up(&self) {
+        let disks = {
+            let mut all = self.0.lock_unpoisoned();
+            all.given_up = true;
+            mem::take(&mut all.disks)
+        };
+        drop(disks);
     }
 }

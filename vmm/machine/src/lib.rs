@@ -77,6 +77,7 @@ use self::{
     events::MachineEvent,
     generation::Generation,
     host::{Host, Shell},
+    images::Images,
     interrupts::{KvmDoorbells, KvmMsis},
     kinds::{iommu::Iommu, mem::ZoneMemory, panic::Panic},
     physical::{Physical, Policy},
@@ -359,6 +360,18 @@ impl Machine {
             self.notify(Notification::PCI)?;
         }
         Ok((id, bdf))
+    }
+
+    /// [`Machine::add_device`] for a disk whose image is open.
+    pub fn add_disk(
+        &mut self,
+        disk: &mut dyn Device,
+        images: Arc<Images>,
+    ) -> Result<(String, Bdf), MachineError> {
+        self.devices.set_images(images);
+        let added = self.add_device(disk);
+        self.devices.set_images(Arc::default());
+        added
     }
 
     /// Asks the guest to give up the slot of a device; [`MachineEvent::PciEjected`] follows when it has. Returns the

@@ -15,7 +15,7 @@ use vmm_config::VmConfig;
 use vmm_memory::{Mapping, RegionKind};
 use vmm_snapshot::{memory_file, state_file};
 
-use super::{Machine, error::MachineError, host::Host, save::SavedMachine};
+use super::{Machine, error::MachineError, host::Host, images::Images, save::SavedMachine};
 
 /// A region of RAM that is migrated.
 pub struct MovingRegion {
@@ -144,18 +144,21 @@ impl Machine {
     }
 
     /// Restores devices and vCPUs to the state in which they left, `away` ago; the machine is paused and holds no locks
-    /// of its disks. The memory must have its final contents. The state is untrusted. Workers have yet to restore the
-    /// applications that came with it ([`Machine::ports_to_take_up`]).
+    /// of its disks, whose images are open. The memory must have its final contents. The state is untrusted. Workers have
+    /// yet to restore the applications that came with it ([`Machine::ports_to_take_up`]).
     pub fn arrive(
         &mut self,
         config: &mut VmConfig,
         state: &[u8],
         away: Duration,
         applications: Option<File>,
+        images: Arc<Images>,
     ) -> Result<(), MachineError> {
         self.devices.set_archive(applications);
+        self.devices.set_images(images);
         let arrived = self.take_over(config, state, away);
         self.devices.set_archive(None);
+        self.devices.set_images(Arc::default());
         arrived
     }
 

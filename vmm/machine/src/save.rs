@@ -105,7 +105,7 @@ impl Folder {
     ///
     /// # Errors
     /// A file is missing or invalid, or an image cannot be opened.
-    pub fn read(self, disks: &[DiskConfig]) -> Result<Snapshot, MachineError> {
+    pub fn read(self, disks: &[DiskConfig], images: Arc<Images>) -> Result<Snapshot, MachineError> {
         let path = self.path.join(vmm_snapshot::STATE);
         let state: SavedMachine =
             state_file::read(&path).map_err(|source| MachineError::StateFile { path, source })?;
@@ -116,11 +116,12 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => None,
             Err(error) => return Err(io_at(&path)(error)),
         };
+        images.open(disks, false)?;
         Ok(Snapshot {
             folder: self,
             state,
             archive,
-            images: Images::open(disks)?,
+            images,
         })
     }
 }
@@ -131,7 +132,7 @@ pub struct Snapshot {
     state: SavedMachine,
     /// The archive of its accelerators' applications.
     archive: Option<File>,
-    images: Images,
+    images: Arc<Images>,
 }
 
 /// What a machine that is made from a snapshot lacks.
@@ -295,7 +296,7 @@ impl Machine {
         }
         machine.restore_devices(config, &mut state)?;
         machine.devices.set_archive(None);
-        machine.devices.close_images();
+        machine.devices.set_images(Arc::default());
         let contents = (source == MemorySource::Copy).then(|| Contents {
             path: memory,
             ranges,

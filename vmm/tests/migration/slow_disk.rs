@@ -14,7 +14,7 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Command, GANTRY, Vmm, has_kvm};
+use super::{Command, GANTRY, LockGranularity, Vmm, has_kvm, lock};
 
 /// A directory whose files can be opened only when the test allows it.
 pub struct Held(File);
@@ -262,12 +262,11 @@ fn the_api_answers_while_files_of_a_vm_that_is_restored_cannot_be_opened() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let images = dir.path().join("images");
-    fs::create_dir(&images).unwrap();
-    let image = images.join("disk");
-    File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
-    let disk = format!("path={},image_type=raw", image.display());
-    let mut first = Vmm::counting(dir.path(), "size=64M", &["--disk", &disk]);
+    let [free, image] = two_images(dir.path());
+    let images = image.parent().unwrap();
+    let disks = [&free, &image].map(|image| format!("path={},image_type=raw", image.display()));
+    let [one, other] = disks.each_ref().map(String::as_str);
+    let mut first = Vmm::counting(dir.path(), "size=64M", &["--disk", one, "--disk", other]);
     let snapshot = dir.path().join("snapshot");
     assert!(first.ctl(&["pause"]).status.success());
     let saved = first.ctl(&["snapshot", snapshot.to_str().unwrap()]);
@@ -275,8 +274,8 @@ fn the_api_answers_while_files_of_a_vm_that_is_restored_cannot_be_opened() {
     first.kill();
     let from = format!("source_url=file://{}", snapshot.display());
     for (folder, what) in [
-        (&snapshot, "its configuration"),
-        (&images, "its state and its disks"),
+        (&*snapshot, "its configuration"),
+        (images, "its state and its disks"),
     ] {
         let Some(mut held) = Held::new(folder) else {
             return;
@@ -296,6 +295,7 @@ fn the_api_answers_while_files_of_a_vm_that_is_restored_cannot_be_opened() {
         assert!(cancelled.status.success(), "{}", said(&cancelled));
         let answer = said(&restoring.wait_with_output().unwrap());
         assert!(answer.contains("cancelled"), "{answer}");
+        vmm.until("an image that was open is free", |_| is_free(&free));
         held.allow(waits);
         drop(held);
         // The thread of the first attempt may have the image for a moment.
@@ -304,6 +304,83 @@ fn the_api_answers_while_files_of_a_vm_that_is_restored_cannot_be_opened() {
         });
         vmm.kill();
     }
+}
+
+#[test]
+fn the_api_answers_while_an_image_of_a_disk_cannot_be_opened() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = two_images(dir.path());
+    let folder = second.parent().unwrap();
+    let disk = |path: &Path| format!("path={},image_type=raw", path.display());
+    let (one, other) = (disk(&first), disk(&second));
+    let Some(mut held) = Held::new(folder) else {
+        return;
+    };
+    // As the process starts.
+    let file = dir.path().join("first/serial");
+    let serial = format!("file={}", file.display());
+    let disks = ["--disk", &one, "--disk", &other];
+    let mut vmm = Vmm::counting_to(dir.path(), "size=64M", &serial, &disks);
+    let waits = held.waits();
+    let progress = &info(&vmm)["in_progress"];
+    assert_eq!(progress["operation"], "Boot", "{progress}");
+    held.allow(waits);
+    drop(held);
+    vmm.until("it counts", |vmm| !vmm.printed().is_empty());
+    // When it is booted again.
+    let mut held = Held::new(folder).unwrap();
+    let rebooting = start(&vmm, &["reboot"]);
+    let waits = held.waits();
+    for command in ["ping", "info", "metrics"] {
+        let answer = vmm.ctl(&[command]);
+        assert!(answer.status.success(), "{command}: {}", said(&answer));
+    }
+    let mut deleting = start(&vmm, &["delete"]);
+    let cancelled = vmm.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    let answer = said(&rebooting.wait_with_output().unwrap());
+    assert!(answer.contains("cancelled"), "{answer}");
+    assert!(deleting.wait().unwrap().success());
+    vmm.until("the first image is free", |_| is_free(&first));
+    held.allow(waits);
+    drop(held);
+    vmm.kill();
+    // As one is plugged in.
+    fs::remove_dir_all(dir.path().join("first")).unwrap();
+    let vmm = Vmm::counting(dir.path(), "size=64M", &[]);
+    let mut held = Held::new(folder).unwrap();
+    let adding = start(&vmm, &["add-disk", &other]);
+    let waits = held.waits();
+    for command in ["ping", "info", "pause", "resume"] {
+        let answer = vmm.ctl(&[command]);
+        assert!(answer.status.success(), "{command}: {}", said(&answer));
+    }
+    held.allow(waits);
+    drop(held);
+    let added = adding.wait_with_output().unwrap();
+    assert!(added.status.success(), "{}", said(&added));
+    assert_eq!(info(&vmm)["config"]["disks"][0]["id"], "_disk0");
+    assert!(!is_free(&second));
+}
+
+/// Images in folders of their own, the second of which is to be held back.
+fn two_images(dir: &Path) -> [std::path::PathBuf; 2] {
+    ["free", "images"].map(|name| {
+        let folder = dir.join(name);
+        fs::create_dir(&folder).unwrap();
+        let image = folder.join("disk");
+        File::create_new(&image).unwrap().set_len(1 << 20).unwrap();
+        image
+    })
+}
+
+/// Whether nobody has locked an image.
+fn is_free(image: &Path) -> bool {
+    let file = File::options().read(true).write(true).open(image).unwrap();
+    lock::lock(&file, 1 << 20, false, LockGranularity::ByteRange).is_ok()
 }
 
 #[test]

@@ -1,12 +1,23 @@
 //! VMs that arrive from another host.
 
-use std::{fs::File, io, mem, sync::Arc, time::Duration};
+use std::{
+    fs::File,
+    io, mem,
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
+    time::Duration,
+};
 
 use base::{Cancel, Chain};
-use devices::accel::{left::Asking, rounds::CopiedPort};
+use devices::{
+    accel::{left::Asking, rounds::CopiedPort},
+    thread::ThreadRole,
+};
 use vmm_api::{ApiError, MigrationMode, ReceiveMigration, Reply, Response, Status};
 use vmm_config::{FileAccess, VmConfig};
-use vmm_machine::{Machine, applications, handover::Given, moving::MovingRegion};
+use vmm_machine::{Machine, applications, handover::Given, images::Images, moving::MovingRegion};
 use vmm_memory::GivenMemory;
 use vmm_migration::{
     destination::{Ended, Host as Receives, receive},
@@ -68,6 +79,39 @@ impl Coming {
             _ => Err("no machine was prepared".to_owned()),
         })
     }
+
+    /// Opens the images of the machine's disks, whose locks the source has. That takes as long as the storage likes: a
+    /// thread of its own does it, which is restricted to the VM's files, and is left behind if the migration is cancelled.
+    fn open_images(&self, cancel: &Cancel) -> Result<Arc<Images>, String> {
+        /// Interval for looking at whether the migration is cancelled.
+        const LOOK: Duration = Duration::from_millis(20);
+        let images = Arc::<Images>::default();
+        let disks = self.on_machine(|incoming| Ok(incoming.config.disks.clone()))?;
+        let Some(disks) = disks.filter(|disks| !disks.is_empty()) else {
+            return Ok(images);
+        };
+        let (sender, opened) = mpsc::sync_channel(1);
+        let opens = Arc::clone(&images);
+        let body = move || {
+            // Nobody waits for what was cancelled.
+            let _ = sender.send(opens.open(&disks, true).map_err(words));
+        };
+        let name = "_open".to_owned();
+        self.control
+            .start_as(ThreadRole::Restore, name, Box::new(body))?;
+        loop {
+            match opened.recv_timeout(LOOK) {
+                Ok(opened) => return opened.map(|()| images),
+                Err(RecvTimeoutError::Timeout) if !cancel.is_cancelled() => {}
+                Err(_) => {
+                    images.give_up();
+                    return Err(
+                        "the storage of its disks does not answer at the destination".to_owned(),
+                    );
+                }
+            }
+        }
+    }
 }
 
 impl Receives for Coming {
@@ -111,11 +155,12 @@ impl Receives for Coming {
         archive: Option<File>,
         cancel: Cancel,
     ) -> Result<(), String> {
+        let images = self.open_images(&cancel)?;
         let ports = self.on_machine(move |incoming| {
             let (config, machine) = (&mut incoming.config, &mut incoming.machine);
             // A machine that is to stay paused does not advance its clocks.
             let away = saved_at.filter(|_| !incoming.paused).map(Moment::ago);
-            let arrived = machine.arrive(config, &state, away.unwrap_or_default(), archive);
+            let arrived = machine.arrive(config, &state, away.unwrap_or_default(), archive, images);
             arrived.map_err(words)?;
             Ok(machine.ports_to_take_up())
         })?;

@@ -22,6 +22,7 @@ impl DeviceKind for DiskConfig {
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let image = image(self, surroundings.arriving)?;
+        let opened = surroundings.images.take(&image);
         let options = blk::Options {
             thread_name: thread_name(Self::NAME, id),
             disk: image,
@@ -37,7 +38,7 @@ impl DeviceKind for DiskConfig {
                 .collect(),
         };
         let spawner = Arc::clone(&surroundings.spawner);
-        let disk = match surroundings.images.take(id) {
+        let disk = match opened {
             Some(opened) => blk::Blk::with(opened, options, spawner),
             None => blk::Blk::new(options, spawner),
         };
