@@ -106,12 +106,12 @@ impl Parameter {
 }
 
 /// Whether an argument whose kind the driver does not tell may get a value, after the last one that the driver has
-/// accepted. Eight plain bytes may have been a null pointer.
+/// accepted. Eight zeros may have been a null pointer.
 fn may_follow(last: Option<&Argument>, value: &Value) -> bool {
     match last {
         None | Some(Argument::Lost) => true,
         Some(Argument::Bytes(bytes)) => {
-            bytes.len() == size_of::<Handle>() || matches!(value, Value::Bytes(_))
+            **bytes == [0; size_of::<Handle>()] || matches!(value, Value::Bytes(_))
         }
         Some(Argument::Mem(_) | Argument::Svm(_)) => {
             matches!(value, Value::Mem(_) | Value::Svm(_))
@@ -271,6 +271,21 @@ impl Server {
         };
         if refused {
             return Err(codes::INVALID_ARG_VALUE);
+        }
+        if parameter == Some(&Parameter::Unknown)
+            && matches!(call.value, Value::Mem(Some(_)))
+            && !matches!(
+                arguments.get(call.index),
+                Some(Argument::Mem(_) | Argument::Svm(_))
+            )
+        {
+            // A number of a handle's size would show the kernel an address in this process. Unlike memory, it may not be
+            // without a value.
+            let size = size_of::<Handle>();
+            outcome(cl!(
+                self.backend.api,
+                clSetKernelArg(kernel, call.index, size, null())
+            ))?;
         }
         let handle;
         let mut birth = 0;

@@ -161,11 +161,13 @@ pub const UNTOLD: u32 = 0;
 pub trait Parameters {
     /// The parameters, in order.
     const TABLE: &[Parameter];
+    /// Those among them that are refused without a value, as numbers are.
+    const NUMBERS: &[u32] = &[];
 }
 
 /// A driver whose kernels take these parameters, with any values for them.
 pub fn with_parameters<P: Parameters>(api: Api) -> Api {
-    api.with_kernels(counted::<P>, described::<P>, any)
+    api.with_kernels(counted::<P>, described::<P>, set::<P>)
 }
 
 unsafe extern "C" fn counted<P: Parameters>(
@@ -202,6 +204,14 @@ unsafe extern "C" fn described<P: Parameters>(
     0
 }
 
-unsafe extern "C" fn any(_: Handle, _: u32, _: usize, _: *const c_void) -> i32 {
-    0
+unsafe extern "C" fn set<P: Parameters>(
+    _: Handle,
+    index: u32,
+    _: usize,
+    value: *const c_void,
+) -> i32 {
+    match value.is_null() && P::NUMBERS.contains(&index) {
+        true => codes::INVALID_ARG_VALUE,
+        false => 0,
+    }
 }
