@@ -176,8 +176,18 @@ impl Server {
                 self.answer_later(header, fences, true, deferred.unwrap_or(0));
                 Ok(())
             }
+            // Memory is given up when this is answered with anything else, and work may still use it.
+            Err(_) if call.spares_captures && !self.has_failed() => {
+                self.answer(header, &Err::<(), i32>(codes::NOT_READY))
+            }
             Err(code) => self.answer(header, &Err::<(), i32>(code)),
         }
+    }
+
+    /// Whether the current context has an error that has ended its work.
+    fn has_failed(&self) -> bool {
+        let code = cu!(self.backend.api, cuStreamQuery(std::ptr::null_mut()));
+        !matches!(code, 0 | codes::NOT_READY)
     }
 
     /// Whether only the driver can wait for all work of a context: of destroyed streams, or beside captures, which

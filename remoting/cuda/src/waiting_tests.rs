@@ -11,8 +11,11 @@ use std::{
 };
 
 use remoting_proto::{
-    apis::cuda::calls::{
-        Allocate, ContextSynchronize, Free, FunctionTurn, HostFunction, Post, Request, Source,
+    apis::cuda::{
+        calls::{
+            Allocate, ContextSynchronize, Free, FunctionTurn, HostFunction, Post, Request, Source,
+        },
+        codes,
     },
     wire::{
         Flags, Wire,
@@ -25,11 +28,12 @@ use remoting_transport::{
     endpoint::Receiver,
     port_bell::Waker,
     ring::Consumer,
-    window::{Slice, Window},
+    window::{self, Slice, Window},
 };
 
 use super::{
     Server,
+    driver::Api,
     host_functions::{IDLE, RETURNED, SEEN},
     testing,
 };
@@ -51,7 +55,11 @@ struct Worker {
 
 impl Worker {
     fn new() -> Self {
-        let (mut server, taken, window) = testing::server();
+        Self::before(testing::driver())
+    }
+
+    fn before(driver: Api) -> Self {
+        let (mut server, taken, window) = testing::server_of(driver, window::SMALLEST);
         let patience = Duration::from_millis(1);
         let answers = Receiver::new(Consumer::new(window.answers(), Futex { patience }));
         let context = testing::made(&mut server, 0, "cuCtxCreate_v2", &[0, 0]);
@@ -209,6 +217,24 @@ fn work_that_is_left_is_not_waited_for_while_a_function_is_due() {
         worker.post_forwarded("cuStreamWriteValue32_v2", &[stream, word, 1, 0]);
         worker.set();
         worker.await_answer(waits);
+    });
+}
+
+#[test]
+fn what_cannot_be_waited_for_is_not_said_to_be_over_before_memory_is_given_up() {
+    within_patience(|| {
+        let mut driver = testing::driver();
+        driver.functions.cuEventCreate = None;
+        let mut worker = Worker::before(driver);
+        let request = Request::ContextSynchronize(ContextSynchronize {
+            context: worker.context,
+            spares_captures: true,
+        });
+        let asked = worker.ask(ContextSynchronize::OPCODE, request);
+        let header = worker.answers.poll(&mut worker.body).unwrap().unwrap();
+        assert_eq!((header.opcode, header.sequence), (ANSWER, asked));
+        let answer = Result::<(), i32>::from_bytes(&worker.body).unwrap();
+        assert_eq!(answer, Err(codes::NOT_READY));
     });
 }
 
