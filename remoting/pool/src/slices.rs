@@ -253,8 +253,12 @@ fn tried(program: &Path, options: &Options, folder: &Path) -> bool {
 
 /// Returns what does not work.
 fn work_now(program: &Path, options: &Options, folder: &Path) -> Result<Result<(), String>, Error> {
+    let begun = Instant::now();
     let mut one = Process::start(program, options, folder, 1, TRIAL)?;
-    let mut other = Process::start(program, options, folder, 2, TRIAL)?;
+    // Both end by then. Zero would be no limit.
+    let left = TRIAL.saturating_sub(begun.elapsed());
+    let left = left.max(Duration::from_secs(1));
+    let mut other = Process::start(program, options, folder, 2, left)?;
     for gpu in 0..one.gpus {
         if gpu > 0 {
             for process in [&mut one, &mut other] {
