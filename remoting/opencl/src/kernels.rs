@@ -278,14 +278,9 @@ impl Server {
                 arguments.get(call.index),
                 Some(Argument::Mem(_) | Argument::Svm(_))
             )
+            && self.is_number(kernel, call.index)
         {
-            // A number of a handle's size would show the kernel an address in this process. Unlike memory, it may not be
-            // without a value.
-            let size = size_of::<Handle>();
-            outcome(cl!(
-                self.backend.api,
-                clSetKernelArg(kernel, call.index, size, null())
-            ))?;
+            return Err(codes::INVALID_ARG_VALUE);
         }
         let handle;
         let mut birth = 0;
@@ -335,6 +330,17 @@ impl Server {
         kernel.addresses.set(call.index, None);
         kernel.arguments.set(call.index, &call.value, birth);
         Ok(())
+    }
+
+    /// Whether a parameter of a kind that the driver does not tell is a number of a handle's size: a memory object would show
+    /// the kernel an address in this process. Buffers and local memory may have no value, and images no null object either.
+    /// Changes the argument's value.
+    fn is_number(&self, kernel: Handle, index: u32) -> bool {
+        let (size, zero) = (size_of::<Handle>(), [0u8; size_of::<Handle>()]);
+        [null(), zero.as_ptr().cast()].map(|value| {
+            let code = cl!(self.backend.api, clSetKernelArg(kernel, index, size, value));
+            code == 0
+        }) == [false, true]
     }
 
     /// Remembers whether the driver has refused an argument's value that nobody `awaits`, until the

@@ -249,6 +249,7 @@ struct UntoldNumber;
 impl Parameters for UntoldNumber {
     const TABLE: &[Parameter] = Untold::TABLE;
     const NUMBERS: &[u32] = &[1];
+    const IMAGES: &[u32] = &[2];
 }
 
 #[test]
@@ -266,6 +267,7 @@ fn a_number_of_an_untold_kind_shows_no_handle_of_memory() {
     for _ in 0..2 {
         assert_eq!(set(0), Ok(()));
         assert_eq!(set(1), Err(codes::INVALID_ARG_VALUE));
+        assert_eq!(set(2), Ok(()));
     }
 }
 

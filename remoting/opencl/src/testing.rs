@@ -163,6 +163,8 @@ pub trait Parameters {
     const TABLE: &[Parameter];
     /// Those among them that are refused without a value, as numbers are.
     const NUMBERS: &[u32] = &[];
+    /// Those that are refused without an object, as images are.
+    const IMAGES: &[u32] = &[];
 }
 
 /// A driver whose kernels take these parameters, with any values for them.
@@ -207,10 +209,16 @@ unsafe extern "C" fn described<P: Parameters>(
 unsafe extern "C" fn set<P: Parameters>(
     _: Handle,
     index: u32,
-    _: usize,
+    size: usize,
     value: *const c_void,
 ) -> i32 {
-    match value.is_null() && P::NUMBERS.contains(&index) {
+    // SAFETY: the caller guarantees that the value has the size passed beside it.
+    let is_zero = || size == 8 && unsafe { value.cast::<u64>().read_unaligned() } == 0;
+    let refuses = match () {
+        () if P::IMAGES.contains(&index) => value.is_null() || is_zero(),
+        () => P::NUMBERS.contains(&index) && value.is_null(),
+    };
+    match refuses {
         true => codes::INVALID_ARG_VALUE,
         false => 0,
     }
