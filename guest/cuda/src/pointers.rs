@@ -19,43 +19,42 @@ fn attribute(
     data: *mut c_void,
 ) -> Outcome {
     use CUpointer_attribute as A;
-    let known = || found.ok_or(codes::INVALID_VALUE);
+    let known = found.ok_or(codes::INVALID_VALUE)?;
     // SAFETY: the caller has room for a value of the attribute's type.
     unsafe {
         match attribute {
-            A::CU_POINTER_ATTRIBUTE_CONTEXT => put(data.cast(), known()?.context),
+            A::CU_POINTER_ATTRIBUTE_CONTEXT => {
+                // It belongs to the device.
+                let of_device = matches!(known.what, What::Pooled | What::Mapped);
+                put(data.cast(), if of_device { 0 } else { known.context })
+            }
             A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE => {
-                let host = matches!(known()?.what, What::Host | What::Registered);
+                let host = matches!(known.what, What::Host | What::Registered);
                 put(data.cast::<u32>(), if host { 1 } else { 2 })
             }
             A::CU_POINTER_ATTRIBUTE_DEVICE_POINTER => {
-                let known = known()?;
                 if known.device == 0 {
                     return Err(codes::INVALID_VALUE);
                 }
                 put(data.cast(), known.device + (at - known.start))
             }
-            A::CU_POINTER_ATTRIBUTE_HOST_POINTER if known()?.what.is_device() => {
+            A::CU_POINTER_ATTRIBUTE_HOST_POINTER if known.what.is_device() => {
                 Err(codes::INVALID_VALUE)
             }
             A::CU_POINTER_ATTRIBUTE_HOST_POINTER => put(data.cast(), at),
-            A::CU_POINTER_ATTRIBUTE_BUFFER_ID => put(data.cast(), known()?.id),
-            A::CU_POINTER_ATTRIBUTE_IS_MANAGED => {
-                let managed = found.is_some_and(|known| known.what == What::Managed);
-                put(data.cast(), u32::from(managed))
+            A::CU_POINTER_ATTRIBUTE_BUFFER_ID => put(data.cast(), known.id),
+            // What the device does with managed memory is always synchronized.
+            A::CU_POINTER_ATTRIBUTE_IS_MANAGED | A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => {
+                put(data.cast(), u32::from(known.what == What::Managed))
             }
-            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => {
-                known()?;
-                put(data.cast(), device_of(link, at)?)
-            }
-            A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(data.cast(), known()?.start),
-            A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(data.cast(), known()?.size),
-            A::CU_POINTER_ATTRIBUTE_MAPPED => put(data.cast(), u32::from(found.is_some())),
+            A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(data.cast(), device_of(link, at)?),
+            A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR => put(data.cast(), known.start),
+            A::CU_POINTER_ATTRIBUTE_RANGE_SIZE => put(data.cast(), known.size),
+            A::CU_POINTER_ATTRIBUTE_MAPPED => put(data.cast(), 1u32),
             A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES => put(data.cast(), 0u64),
             A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE => put(data.cast(), 0u64),
             A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
-            | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
-            | A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS => put(data.cast(), 0u32),
+            | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE => put(data.cast(), 0u32),
             A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS => put(data.cast(), 3u32),
             A::CU_POINTER_ATTRIBUTE_P2P_TOKENS
             | A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE
@@ -86,14 +85,22 @@ unsafe fn put_nothing(attribute: CUpointer_attribute, data: *mut c_void) -> Outc
             | A::CU_POINTER_ATTRIBUTE_BUFFER_ID
             | A::CU_POINTER_ATTRIBUTE_RANGE_START_ADDR
             | A::CU_POINTER_ATTRIBUTE_RANGE_SIZE
+            | A::CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES
+            | A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE
             | A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE
             | A::CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR
             | A::CU_POINTER_ATTRIBUTE_MEMORY_BLOCK_ID => put(data.cast(), 0u64),
             // No device has this number.
             A::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL => put(data.cast(), -2i32),
             A::CU_POINTER_ATTRIBUTE_MEMORY_TYPE
+            | A::CU_POINTER_ATTRIBUTE_IS_MANAGED
+            | A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS
+            | A::CU_POINTER_ATTRIBUTE_MAPPED
+            | A::CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE
+            | A::CU_POINTER_ATTRIBUTE_IS_GPU_DIRECT_RDMA_CAPABLE
+            | A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS
             | A::CU_POINTER_ATTRIBUTE_IS_HW_DECOMPRESS_CAPABLE => put(data.cast(), 0u32),
-            // The others are known of any memory.
+            // There are no others.
             _ => Err(codes::INVALID_VALUE),
         }
     }

@@ -260,6 +260,53 @@ fn attributes_that_memory_does_not_have_read_as_zero() {
     ok!(cuMemFree_v2(at));
 }
 
+#[test]
+fn memory_that_is_not_known_has_no_attributes() {
+    let _context = crate::driver::context();
+    use CUpointer_attribute as A;
+    let here = [0u64; 2];
+    let unknown = here.as_ptr() as CUdeviceptr;
+    let ask = |attribute, at| {
+        let mut value = 7u64;
+        let code = cuda!(cuPointerGetAttribute(
+            (&raw mut value).cast(),
+            attribute,
+            at
+        ));
+        (code, value)
+    };
+    for attribute in [
+        A::CU_POINTER_ATTRIBUTE_IS_MANAGED,
+        A::CU_POINTER_ATTRIBUTE_MAPPED,
+        A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS,
+        A::CU_POINTER_ATTRIBUTE_ACCESS_FLAGS,
+        A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+        A::CU_POINTER_ATTRIBUTE_MAPPING_SIZE,
+    ] {
+        let none = (CUresult::CUDA_ERROR_INVALID_VALUE, 7);
+        assert_eq!(ask(attribute, unknown), none, "{attribute:?}");
+    }
+    // Of several at a time, those that it does not have read as zero.
+    let mut wanted = [
+        A::CU_POINTER_ATTRIBUTE_MAPPED,
+        A::CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE,
+    ];
+    let mut room = [7u64; 2];
+    let mut places = room.each_mut().map(|one| std::ptr::from_mut(one).cast());
+    ok!(cuPointerGetAttributes(
+        2,
+        wanted.as_mut_ptr(),
+        places.as_mut_ptr(),
+        unknown
+    ));
+    assert_eq!(room, [0, 0]);
+    let mut managed = 0;
+    ok!(cuMemAllocManaged(&mut managed, 4096, 1));
+    let (code, value) = ask(A::CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, managed);
+    assert_eq!((code, value as u32), (CUresult::CUDA_SUCCESS, 1));
+    ok!(cuMemFree_v2(managed));
+}
+
 /// The PCI addresses of the devices that the program sees. Those of the stand-in's three are 2, 1 and 0.
 fn addresses() -> Vec<String> {
     let mut count = 0;
