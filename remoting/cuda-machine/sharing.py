@@ -1,8 +1,10 @@
 """Shares and tails of PyTorch programs that share a GPU, by policy: sharing.py OUT FOLDER POLICY[,POLICY...]
 
 FOLDER has what pack.sh puts there, and gantry-arbiter; results are written to OUT/sharing.txt. Each program (sharer.py) has a pool of
-its own, whose weight is the digit in its name. All programs wait while others are measured. SECONDS in the environment: for how
+its own, whose weight is the digit in its name; those of JOINED share another one's. On a machine with two GPUs, programs with "+" in
+their names use the second one. All programs wait while others are measured. SECONDS in the environment: for how
 long each mix is measured (5)."""
+import atexit
 import json
 import os
 import re
@@ -21,10 +23,20 @@ begin = time.monotonic()
 PROGRAMS = ["train1", "decode1", "decode2", "train3", "hog3", "hog1", "train2", "train2b", "train3b", "train4"]
 MIXES = [["train1", "train3"], ["decode1", "train3"], ["decode1", "hog3"], ["hog1", "hog3"], ["train1", "decode2", "hog3"],
          ["train1", "train2", "train2b", "train3", "train3b", "train4"]]
+# Client of several programs: each is beside those of its pool.
+JOINED = {"train1x": "train1", "train1y": "train1"}
+MIXES.append(["train1", "train1x", "train1y", "train3"])
+if subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True).stdout.count("UUID") > 1:
+    PROGRAMS += ["train1+", "train3+"]
+    MIXES += [["train1+"], ["train1", "train1+"], ["train1", "train3", "train1+", "train3+"]]
 
 
 def kind(name):
     return re.match("[a-z]+", name)[0]
+
+
+def pool(name):
+    return JOINED.get(name, name)
 
 
 def weight(name):
@@ -63,12 +75,24 @@ preload = [f"{guest}/{name}" for name in ["libcuda.so.1", "libcudart.so.13", "li
 preload = ":".join(path for path in preload if os.path.exists(path))
 
 
+def end_children():
+    for child in children:
+        child.kill()
+
+
+children = []
+atexit.register(end_children)
+
+
 class Program:
     def __init__(self, name, way):
-        environment = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", GANTRY_CUDA=way, LD_PRELOAD=preload)
+        environment = dict(os.environ, CUBLAS_WORKSPACE_CONFIG=":4096:8", GANTRY_CUDA=way, LD_PRELOAD=preload,
+                           # PyTorch counts GPUs by the host's NVML.
+                           CUDA_VISIBLE_DEVICES="0")
         self.process = subprocess.Popen(
             [sys.executable, here + "/sharer.py", kind(name)], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
             stderr=open(f"{out}/errors-{name}.txt", "a"), text=True, env=environment)
+        children.append(self.process)
 
     def ready(self):
         return self.process.stdout.readline().strip() == "ready"
@@ -104,7 +128,8 @@ def measure(programs, names, time_, arbiter):
         programs[name].go(time_)
     results = {name: programs[name].result() for name in names}
     after = device_time(arbiter)
-    return results, {name: after.get(name, 0) - before.get(name, 0) for name in [*names, "endless1"]}
+    pools = {*map(pool, names), "endless1"}
+    return results, {name: after.get(name, 0) - before.get(name, 0) for name in pools}
 
 
 for policy in policies:
@@ -114,15 +139,18 @@ for policy in policies:
     arbiter = place + "/arbiter"
     servers = [subprocess.Popen([folder + "/gantry-arbiter", "--socket", arbiter, "--policy", policy],
                                 stderr=open(f"{out}/arbiter-{policy}.txt", "a"))]
+    children.append(servers[0])
     wait_for(arbiter)
     for name in [*PROGRAMS, "endless1"]:
         servers.append(subprocess.Popen(
             [folder + "/gantry-accel", "serve", "--api", "cuda", "--socket", f"{place}/{name}", "--cache", work + "/cache",
-             "--library", driver, "--arbiter", arbiter, "--name", name, "--weight", weight(name), *libraries]
+             "--library", driver, "--arbiter", arbiter, "--name", name, "--weight", weight(name), *libraries,
+             "--devices", "1" if name.endswith("+") else "0"]
             + [word for path in readable for word in ("--readable", path)],
             stderr=open(f"{out}/pool-{policy}-{name}.txt", "a")))
+        children.append(servers[-1])
         wait_for(f"{place}/{name}")
-    programs = {name: Program(name, f"{place}/{name}") for name in PROGRAMS}
+    programs = {name: Program(name, f"{place}/{pool(name)}") for name in [*PROGRAMS, *JOINED]}
     for name, program in programs.items():
         if not program.ready():
             sys.exit(f"{name} does not start: {out}/errors-{name}.txt")
@@ -136,10 +164,10 @@ for policy in policies:
         parts = [results[name]["rate"] / alone[kind(name)][0] for name in names]
         device = [part * alone[kind(name)][1] for part, name in zip(parts, names)]
         rounded = [[round(value, 3) for value in values]
-                   for values in (parts, [one / (sum(device) or 1) for one in device],
-                                  [used[name] / (sum(used.values()) or 1) for name in names])]
+                   for values in (parts, [one / (sum(device) or 1) for one in device])]
+        arbiters = {name: round(time_ / (sum(used.values()) or 1), 3) for name, time_ in used.items()}
         say(policy, *names, "of alone", rounded[0], "sum", round(sum(parts), 3), "shares of device time", rounded[1],
-            "by the arbiter", rounded[2])
+            "by the arbiter", arbiters)
         for name in names:
             say("   ", name, results[name])
     endless = Program("endless1", f"{place}/endless1")

@@ -101,6 +101,7 @@ impl Slicing {
 struct News {
     vm: ClientId,
     gpus: u64,
+    told_to_stop: bool,
     report: Report,
 }
 
@@ -210,7 +211,8 @@ impl Arbiter {
                     ledger.join(client, vm.weight);
                 }
                 let own = || here().filter(|news| news.vm == client);
-                let stopped = own().all(|news| news.report.stopped);
+                let mut told = own().filter(|news| news.told_to_stop).peekable();
+                let stopped = told.peek().is_some() && told.all(|news| news.report.stopped);
                 let mut present = Duration::ZERO;
                 let mut measured = Duration::ZERO;
                 for news in own() {
@@ -284,6 +286,7 @@ impl Arbiter {
             News {
                 vm: member.vm,
                 gpus: account.gpus.load(Ordering::Relaxed),
+                told_to_stop: member.worker.is_told_to_stop(),
                 report: Report {
                     present,
                     used: match is_metered {
@@ -300,16 +303,26 @@ impl Arbiter {
         read.collect()
     }
 
-    /// Tells workers what the ledgers say.
+    /// Tells workers what the ledgers say. Of a stopped client's workers, only those with work are told to stop, as each stop takes
+    /// the driver's time; but all as soon as another one has work meanwhile, so that work in turn by many escapes once.
     fn tell_workers(&mut self, news: &[News], now: Moment) {
         let limit = self.limit.unwrap_or(DISOBEDIENCE);
+        let works = |news: &&News| !news.report.present.is_zero();
+        let told = news.iter().filter(|news| news.told_to_stop);
+        let told: BTreeSet<ClientId> = told.map(|news| news.vm).collect();
+        let late = news.iter().filter(works).filter(|news| !news.told_to_stop);
+        let all: BTreeSet<ClientId> = late
+            .map(|news| news.vm)
+            .filter(|vm| told.contains(vm))
+            .collect();
         for (member, own) in self.members.values_mut().zip(news) {
             let ledgers = || gpus(own.gpus).filter_map(|gpu| self.slicing.ledgers.get(&gpu));
-            let stop = ledgers().any(|ledger| ledger.is_stopped(own.vm));
+            let stop = ledgers().any(|ledger| ledger.is_stopped(own.vm))
+                && (own.told_to_stop || works(&own) || all.contains(&own.vm));
             member.worker.stop_until(stop.then(|| now + HOLD));
             // Those of one client share its slices.
-            let present = |news: &&News| news.vm == own.vm && !news.report.present.is_zero();
-            let sharers = news.iter().filter(present).count().max(1) as u32;
+            let sharers = news.iter().filter(|news| news.vm == own.vm).filter(works);
+            let sharers = sharers.count().max(1) as u32;
             if let Some(slice) = ledgers().filter_map(|ledger| ledger.slice(own.vm)).min() {
                 let slice = (slice / sharers).max(LEAST_SLICE);
                 let told = member.worker.time_slice().unwrap_or_default();

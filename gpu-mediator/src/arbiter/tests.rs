@@ -689,6 +689,43 @@ fn who_overdraws_is_stopped_and_goes_on_when_the_owed_leaves() {
 }
 
 #[test]
+fn of_a_stopped_client_those_with_work_are_stopped() {
+    let mut arranged = arrange_slices("many", &[1, 3]);
+    let path = arranged.folder.join("socket");
+    let join = Join {
+        name: "0".to_owned(),
+        weight: 1,
+        sliced: true,
+    };
+    arranged.connect(&path, &join.to_bytes());
+    arranged.connect(&path, &join.to_bytes());
+    for id in [3, 4] {
+        let account = arranged.arbiter.members[&id].worker.account();
+        account.gpus.store(1, Ordering::Relaxed);
+    }
+    let mut now = Moment::now();
+    let told = |arranged: &Arranged| {
+        [1, 3, 4].map(|id| arranged.arbiter.members[&id].worker.is_told_to_stop())
+    };
+    let review = |arranged: &mut Arranged, uses: &[f64], now: &mut Moment| {
+        report(arranged, uses, *now);
+        *now += Duration::from_millis(4);
+        arranged.arbiter.share_by_slices(*now);
+    };
+    while told(&arranged) == [false; 3] {
+        review(&mut arranged, &[0.5, 0.3], &mut now);
+    }
+    assert_eq!(told(&arranged), [true, false, false]);
+    review(&mut arranged, &[0.5, 0.3], &mut now);
+    assert_eq!(told(&arranged), [true, false, false]);
+    // Work in turn by several workers is stopped, too.
+    let ledger = &arranged.arbiter.slicing.ledgers[&0];
+    assert!(ledger.is_stopped(arranged.arbiter.members[&1].vm));
+    review(&mut arranged, &[0.5, 0.3, 0.5], &mut now);
+    assert_eq!(told(&arranged), [true; 3]);
+}
+
+#[test]
 fn clients_on_different_gpus_do_not_disturb_each_other() {
     let mut arranged = arrange_slices("gpus", &[1, 3]);
     let account = arranged.arbiter.members[&2].worker.account();

@@ -15,9 +15,9 @@
 //! - Every 40 ms, slices follow the ratio of due and use, and the credit. Their sum stays about 2 ms per client, which
 //!   bounds how long each waits.
 //! - A client that overdraws with the least slice is stopped until it is level, while another one is owed time, but no longer
-//!   than until 2 ms of the device have become due to it, so that a step waits for about that. If its debt has grown all the
-//!   same, it is stopped for up to [`LONGEST_STOP`]. Debts that could not be paid within that are forgiven, so weights of
-//!   more than about 1 to 20 are not held exactly.
+//!   than until 1 ms of the device have become due to it, so that a step waits for about that. The more its debt grows all the
+//!   same, the longer are its stops, up to [`LONGEST_STOP`]. Larger debts are forgiven, so weights of more than about 1 to 20 are not held
+//!   exactly.
 //!
 //! - If the owed completes nothing during a stop, because it waits for something else than the device, it loses its credit,
 //!   and nobody is stopped for it until it has completed something.
@@ -43,8 +43,8 @@ pub const LEAST_SLICE: Duration = Duration::from_micros(350);
 
 /// How long a client runs at least between two stops.
 const BETWEEN_STOPS: Duration = Duration::from_millis(8);
-/// A stop lasts at most until this much device time has become due to the client, in milliseconds.
-const STOPPED_FOR: f64 = 2.0;
+/// A stop for the least debt lasts at most until this much device time has become due to the client, in milliseconds.
+const STOPPED_FOR: f64 = 1.0;
 /// A stop that the client has not confirmed for so long has ended by itself, or was not possible.
 const UNCONFIRMED: Duration = Duration::from_millis(40);
 /// Up to this part of the time, what nobody accounts for is switching between clients and pauses of the device, and is
@@ -62,18 +62,15 @@ const LONGEST_SWITCH: Duration = Duration::from_millis(10);
 /// Use is settled once in so many reviews, and slices are corrected after so many settlements.
 const SETTLEMENT: u32 = 5;
 const CORRECTION: u32 = 2;
-/// A debt of this part of the one above which it is forgiven is paid in one stop.
-const NEAR_FORGIVEN: f64 = 0.75;
 /// The shortest and longest slice, in milliseconds.
 const LEAST: f64 = LEAST_SLICE.as_micros() as f64 / 1e3;
 const LONGEST_SLICE: f64 = 30.0;
 /// The sum of all slices, in milliseconds per client that has used or was due something.
 const CYCLE: f64 = 2.0;
-/// Bounds of a credit, in milliseconds.
+/// Bounds of a credit, in milliseconds. What is reported comes in lumps, so a debt has to grow by more than these to have stops
+/// become longer.
 const MOST_CREDIT: f64 = 40.0;
-const MOST_DEBT: f64 = 80.0;
-/// The bound of a debt is not below this, so that it can be overdrawn.
-const LEAST_BOUND: f64 = 12.0;
+const MOST_DEBT: f64 = 60.0;
 /// The exponent with which slices follow the ratio of due and use: below one, so that they do not oscillate.
 const GAIN: f64 = 0.35;
 /// A credit of so many milliseconds doubles a slice, if it could do so at once.
@@ -164,6 +161,11 @@ impl Account {
     /// had work.
     fn is_owed(&self, present: f64) -> bool {
         self.credit > LEVEL && present > 0.5 && self.stopped.is_none() && !self.waits
+    }
+
+    /// Whether it has work, or is kept from it.
+    fn takes_part(&self) -> bool {
+        self.works || self.stopped.is_some()
     }
 
     /// The slice that would suit it, whatever those of others.
@@ -345,8 +347,6 @@ impl Ledger {
                 owed.push(*id);
             }
         }
-        let present = |account: &&Account| account.presence > 0.0;
-        let present = self.accounts.values().filter(present).count();
         self.reviews += 1;
         let settled = self.reviews >= SETTLEMENT;
         if settled {
@@ -354,7 +354,7 @@ impl Ledger {
             self.settle();
         }
         let mut commands = Vec::new();
-        self.stop_and_start(&owed, OVERDRAWN * present as f64, now, &mut commands);
+        self.stop_and_start(&owed, now, &mut commands);
         if settled {
             self.settlements += 1;
             if self.settlements >= CORRECTION {
@@ -414,39 +414,27 @@ impl Ledger {
             (account.due, account.measured) = (0.0, 0.0);
             account.was_long = false;
         }
-        self.forgive();
     }
 
-    /// Forgives debts that would take longer than a stop.
-    fn forgive(&mut self) {
-        // Those that are away keep their debts, within [`MOST_DEBT`].
-        let works = |account: &Account| account.works || account.stopped.is_some();
-        let all = self.accounts.values().filter(|account| works(account));
-        let total: f64 = all.map(weight).sum();
-        for account in self.accounts.values_mut().filter(|account| works(account)) {
-            let most = most_debt(weight(account) / total);
-            account.credit = account.credit.max(-most);
+    fn debts(&self) -> Debts {
+        let all = || self.accounts.values().filter(|one| one.takes_part());
+        Debts {
+            total: all().map(weight).sum(),
+            overdrawn: (OVERDRAWN * all().count() as f64).min(MOST_DEBT / 2.0),
         }
     }
 
-    fn stop_and_start(
-        &mut self,
-        owed: &[ClientId],
-        overdrawn: f64,
-        now: Moment,
-        commands: &mut Vec<Command>,
-    ) {
+    fn stop_and_start(&mut self, owed: &[ClientId], now: Moment, commands: &mut Vec<Command>) {
         let stopped = |account: &Account| account.stopped.is_some();
         let one_is_stopped = self.accounts.values().any(stopped);
-        let works = self.accounts.values().filter(|account| account.works);
-        let total: f64 = works.map(weight).sum();
+        let debts = self.debts();
         let before = commands.len();
         for (&id, account) in &mut self.accounts {
             let other_is_owed = owed.iter().any(|other| *other != id);
             if let Some(since) = account.stopped {
                 let stopped = now.since(since);
                 let ended = !account.confirmed && stopped >= UNCONFIRMED;
-                let over = account.confirmed && stopped >= account.stop;
+                let over = account.confirmed && stopped + PERIOD / 2 >= account.stop;
                 let paid = account.credit >= -LEVEL || !account.works || !other_is_owed;
                 if paid || ended || over {
                     account.stopped = None;
@@ -455,7 +443,7 @@ impl Ledger {
                     commands.push(Command::Start(id));
                 }
             } else if account.works
-                && account.credit < -overdrawn
+                && account.credit < -debts.overdrawn
                 && account.slice <= LEAST * NEAR_LEAST
                 && other_is_owed
                 && now >= self.unstopped
@@ -463,12 +451,7 @@ impl Ledger {
             {
                 account.stopped = Some(now);
                 account.confirmed = false;
-                let part = weight(account) / total;
-                // Where short stops do not suffice, what is owed would be forgiven.
-                account.stop = match account.credit < -NEAR_FORGIVEN * most_debt(part) {
-                    true => LONGEST_STOP,
-                    false => Duration::from_secs_f64(STOPPED_FOR / part / 1e3).min(LONGEST_STOP),
-                };
+                account.stop = debts.stop(account);
                 commands.push(Command::Stop(id));
             }
         }
@@ -507,9 +490,28 @@ impl Ledger {
     }
 }
 
-/// The debt in milliseconds above which it is forgiven, of a client whose due is this part of the time.
-fn most_debt(part: f64) -> f64 {
-    (millis(LONGEST_STOP) * part).max(LEAST_BOUND)
+/// Which debts are how large, in milliseconds, among those that take part now.
+struct Debts {
+    /// The sum of their weights.
+    total: f64,
+    /// A larger debt has a client stopped.
+    overdrawn: f64,
+}
+
+impl Debts {
+    /// The part of the time that is due to a client.
+    fn part(&self, account: &Account) -> f64 {
+        weight(account) / self.total
+    }
+
+    /// For how long a client with its debt is stopped at most. Its steps wait for so long, so stops are only as long as the
+    /// debt's growth requires.
+    fn stop(&self, account: &Account) -> Duration {
+        let least = (STOPPED_FOR / self.part(account)).min(millis(LONGEST_STOP));
+        let grown = (-account.credit - self.overdrawn) / (MOST_DEBT - self.overdrawn);
+        let longer = (millis(LONGEST_STOP) - least) * grown.clamp(0.0, 1.0).powi(2);
+        Duration::from_secs_f64((least + longer) / 1e3)
+    }
 }
 
 fn weight(account: &Account) -> f64 {
@@ -666,9 +668,9 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_is_short_unless_the_debt_would_be_forgiven() {
-        // A quarter of the time is its due.
-        for (debt, most) in [(5.0, STOPPED_FOR * 4.0), (14.0, millis(LONGEST_STOP))] {
+    fn a_stop_is_as_short_as_the_debt_allows() {
+        // A quarter of the time is its due. Stops end with the nearest review.
+        for (debt, most) in [(2.5, 4.0), (19.0, 8.0), (39.0, 28.0), (60.0, 60.0)] {
             let mut ledger = two([1, 3]);
             owe(&mut ledger, debt);
             ledger.accounts.get_mut(&ONE).unwrap().credit = -MOST_DEBT;

@@ -413,7 +413,7 @@ mod tests {
     fn stops_help_where_the_least_slice_is_too_long() {
         let outcome = run(&[train(1), decode(2), hog(3)], Slices::Ledger);
         // Slices alone give 0.319, 0.277 and 0.404.
-        assert_near(&shares(&outcome), &[1.0 / 6.0, 2.0 / 6.0, 3.0 / 6.0], 0.05);
+        assert_near(&shares(&outcome), &[1.0 / 6.0, 2.0 / 6.0, 3.0 / 6.0], 0.06);
     }
 
     #[test]
