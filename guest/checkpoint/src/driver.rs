@@ -6,13 +6,17 @@
 use std::{
     ffi::{c_int, c_uint, c_void},
     fmt,
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
+use base::note;
 use libloading::{Library, Symbol};
 
 /// Bytes of the driver's argument blocks, and more: what a newer version adds is 0.
 const BLOCK: usize = 128;
+/// What functions answer that need `cuInit` first (`CUDA_ERROR_NOT_INITIALIZED`).
+const NOT_INITIALIZED: Code = Code(3);
 /// Bytes of a device's UUID.
 pub type Uuid = [u8; 16];
 
@@ -30,9 +34,6 @@ pub enum DriverError {
         /// What the loader says.
         source: libloading::Error,
     },
-    /// It finds no device.
-    #[error("the driver does not start: cuInit answers {0}")]
-    Start(Code),
 }
 
 /// What a function of the driver answered, other than success.
@@ -75,9 +76,13 @@ pub enum State {
 
 type OnProcess = unsafe extern "C" fn(c_int, *mut c_void) -> c_int;
 type GetState = unsafe extern "C" fn(c_int, *mut c_int) -> c_int;
+type Init = unsafe extern "C" fn(c_uint) -> c_int;
 
-/// The driver library, started.
+/// The driver library. Its functions for other processes need not have it initialized, which takes up to some seconds: that
+/// is done when one of them wants it.
 pub struct Driver {
+    init: Init,
+    is_initialized: AtomicBool,
     lock: OnProcess,
     checkpoint: OnProcess,
     restore: OnProcess,
@@ -94,10 +99,10 @@ struct Pairs {
 }
 
 impl Driver {
-    /// Loads and starts the library. That takes up to some seconds.
+    /// Loads the library.
     ///
     /// # Errors
-    /// The library is missing or too old, or it finds no device.
+    /// The library is missing or too old.
     pub fn open() -> Result<Self, DriverError> {
         // SAFETY: the library's initializers are those that every CUDA program runs.
         let library = unsafe { Library::new("libcuda.so.1") }.map_err(DriverError::Library)?;
@@ -114,22 +119,35 @@ impl Driver {
         let state: Result<Symbol<'_, GetState>, _> = unsafe { library.get(name.as_bytes()) };
         let state = *state.map_err(|source| DriverError::Old { name, source })?;
         // SAFETY: as above.
-        let start: Result<Symbol<'_, unsafe extern "C" fn(c_uint) -> c_int>, _> =
-            unsafe { library.get(b"cuInit") };
-        let start = *start.map_err(DriverError::Library)?;
-        let driver = Self {
+        let init: Result<Symbol<'_, Init>, _> = unsafe { library.get(b"cuInit") };
+        Ok(Self {
+            init: *init.map_err(DriverError::Library)?,
+            is_initialized: AtomicBool::new(false),
             lock: on_process("cuCheckpointProcessLock")?,
             checkpoint: on_process("cuCheckpointProcessCheckpoint")?,
             restore: on_process("cuCheckpointProcessRestore")?,
             unlock: on_process("cuCheckpointProcessUnlock")?,
             state,
             _library: library,
-        };
-        // SAFETY: a call without pointers.
-        match unsafe { start(0) } {
-            0 => Ok(driver),
-            code => Err(DriverError::Start(Code(code))),
+        })
+    }
+
+    /// Makes a call, and once more if the library has to be initialized first.
+    fn done(&self, mut call: impl FnMut() -> c_int) -> Result<(), Code> {
+        let outcome = done(call());
+        if outcome != Err(NOT_INITIALIZED) || self.is_initialized.swap(true, Ordering::Relaxed) {
+            return outcome;
         }
+        // SAFETY: a call without pointers.
+        done(unsafe { (self.init)(0) }).inspect_err(|code| {
+            note!("gantry-checkpoint: the driver does not start: cuInit answers {code}");
+        })?;
+        done(call())
+    }
+
+    fn call(&self, function: OnProcess, process: u32, block: &mut Block) -> Result<(), Code> {
+        // SAFETY: the block is longer than any that the function reads; what it points to lives in the caller.
+        self.done(|| unsafe { function(process.cast_signed(), (&raw mut *block).cast()) })
     }
 
     /// The state of a process.
@@ -139,7 +157,7 @@ impl Driver {
     pub fn state(&self, process: u32) -> Result<State, Code> {
         let mut state = -1;
         // SAFETY: the driver writes one number.
-        done(unsafe { (self.state)(process.cast_signed(), &raw mut state) })?;
+        self.done(|| unsafe { (self.state)(process.cast_signed(), &raw mut state) })?;
         Ok(match state {
             0 => State::Running,
             1 => State::Locked,
@@ -157,7 +175,7 @@ impl Driver {
         let limit = u32::try_from(limit.as_millis()).unwrap_or(u32::MAX);
         let mut block = Block([0; BLOCK]);
         block.0[..4].copy_from_slice(&limit.to_ne_bytes());
-        call(self.lock, process, &mut block)
+        self.call(self.lock, process, &mut block)
     }
 
     /// Moves the contents of a locked process's device memory to its own memory, and frees its devices.
@@ -165,7 +183,7 @@ impl Driver {
     /// # Errors
     /// The driver's.
     pub fn checkpoint(&self, process: u32) -> Result<(), Code> {
-        call(self.checkpoint, process, &mut Block([0; BLOCK]))
+        self.call(self.checkpoint, process, &mut Block([0; BLOCK]))
     }
 
     /// The reverse of [`Driver::checkpoint`]. `pairs`: for each device, its UUID then and its UUID now; empty where
@@ -184,7 +202,7 @@ impl Driver {
             // SAFETY: the block is longer than the words, and aligned for them.
             unsafe { block.0.as_mut_ptr().cast::<Pairs>().write(words) };
         }
-        call(self.restore, process, &mut block)
+        self.call(self.restore, process, &mut block)
     }
 
     /// The reverse of [`Driver::lock`].
@@ -192,17 +210,12 @@ impl Driver {
     /// # Errors
     /// The driver's.
     pub fn unlock(&self, process: u32) -> Result<(), Code> {
-        call(self.unlock, process, &mut Block([0; BLOCK]))
+        self.call(self.unlock, process, &mut Block([0; BLOCK]))
     }
 }
 
 #[repr(C, align(8))]
 struct Block([u8; BLOCK]);
-
-fn call(function: OnProcess, process: u32, block: &mut Block) -> Result<(), Code> {
-    // SAFETY: the block is longer than any that the function reads; what it points to lives in the caller.
-    done(unsafe { function(process.cast_signed(), (&raw mut *block).cast()) })
-}
 
 fn done(code: c_int) -> Result<(), Code> {
     if code == 0 { Ok(()) } else { Err(Code(code)) }

@@ -329,6 +329,16 @@ fn what_others_give_back_meanwhile_is_not_needed_to_resume() {
 }
 
 #[test]
+fn the_library_is_initialized_where_its_functions_want_that() {
+    let rig = Rig::new(1);
+    fs::write(rig.path("uninitialized"), "").unwrap();
+    rig.done(&["suspend", "--all"]);
+    assert_eq!(rig.state(0), "2");
+    rig.done(&["resume", "--all"]);
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
 fn one_that_stays_suspended_beside_one_that_is_lost_can_be_resumed_later() {
     let rig = Rig::new(2);
     let (first, second) = (rig.id(0), rig.id(1));

@@ -1,7 +1,8 @@
 // The driver's checkpoint functions, for tests: the state of process N is in the file $STAND_IN/state-N, and what is
 // called is added to $STAND_IN/calls. A file $STAND_IN/fail-FUNCTION-N has the answer of a function that fails; with 1000
 // more, it fails after it has done its work; less than 0: the caller is killed by this signal. 2000: the program dies, and the
-// function fails. A suspension replaces the file "gpu" of NVML's by "gpu-then", if there is one.
+// function fails. Where there is a file $STAND_IN/uninitialized, all of them need cuInit first. A suspension replaces the file
+// "gpu" of NVML's by "gpu-then", if there is one.
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -37,7 +38,10 @@ static int dies(int process) {
     return 999;
 }
 
+static int lacks_init(void);
+
 static int step(const char *name, int process, int from, int to) {
+    if (lacks_init()) return 3;
     char path[4096], failure[64];
     snprintf(path, sizeof path, "%s/calls", getenv("STAND_IN"));
     FILE *calls = fopen(path, "a");
@@ -55,8 +59,17 @@ static int step(const char *name, int process, int from, int to) {
     return code ? code - 1000 : 0;
 }
 
-int cuInit(unsigned flags) { return flags; }
+static int is_initialized;
+
+static int lacks_init(void) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s/uninitialized", getenv("STAND_IN"));
+    return !is_initialized && !access(path, F_OK);
+}
+
+int cuInit(unsigned flags) { is_initialized = 1; return flags; }
 int cuCheckpointProcessGetState(int process, int *state) {
+    if (lacks_init()) return 3;
     int code = number("fail-state", process, 0);
     *state = number("state", process, 0);
     return code == 2000 ? dies(process) : code;

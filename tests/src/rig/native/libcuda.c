@@ -1,6 +1,6 @@
 /*
  * The driver's library in guests without a driver: its checkpoint functions, which have the program itself do what it is
- * asked by a byte at the address "stand-in-PID". Like the driver's, it uses the device's files.
+ * asked by a byte at the address "stand-in-PID". They need cuInit, which uses the device's files like the driver's.
  */
 #include <fcntl.h>
 #include <stddef.h>
@@ -9,7 +9,9 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { INVALID_VALUE = 1, NO_DEVICE = 100 };
+enum { INVALID_VALUE = 1, NOT_INITIALIZED = 3, NO_DEVICE = 100 };
+
+static int is_initialized;
 
 static int ask(int process, char what)
 {
@@ -29,18 +31,21 @@ static int ask(int process, char what)
 
 static int step(int process, char what)
 {
-	int answer = ask(process, what);
+	int answer = is_initialized ? ask(process, what) : NOT_INITIALIZED;
 
 	return answer < 0 ? INVALID_VALUE : answer;
 }
 
 int cuInit(unsigned flags)
 {
-	return flags || open("/dev/nvidiactl", O_RDWR | O_CLOEXEC) < 0 ? NO_DEVICE : 0;
+	is_initialized = !flags && open("/dev/nvidiactl", O_RDWR | O_CLOEXEC) >= 0;
+	return is_initialized ? 0 : NO_DEVICE;
 }
 
 int cuCheckpointProcessGetState(int process, int *state)
 {
+	if (!is_initialized)
+		return NOT_INITIALIZED;
 	*state = ask(process, 'S');
 	return *state < 0 ? INVALID_VALUE : 0;
 }
