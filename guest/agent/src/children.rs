@@ -51,6 +51,9 @@ impl Kept {
     /// # Errors
     /// It cannot be started.
     pub fn start(command: &mut Command) -> io::Result<Self> {
+        // Whoever started this process may have had it ignored, and then there would be no status.
+        // SAFETY: the usual action of a signal.
+        unsafe { libc::signal(libc::SIGCHLD, libc::SIG_DFL) };
         let mut kept = KEPT.lock_unpoisoned();
         let process = command.spawn()?.id().cast_signed();
         kept.push((process, None));
@@ -86,7 +89,46 @@ fn forget(process: libc::pid_t) {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::process::CommandExt;
+
     use super::*;
+
+    #[test]
+    fn a_status_is_known_where_ends_of_children_were_ignored() {
+        let mut own = Command::new(std::env::current_exe().unwrap());
+        own.args([
+            "--exact",
+            "--ignored",
+            "children::tests::a_status_is_known_again",
+        ]);
+        // SAFETY: no handler, and nothing of this process.
+        unsafe {
+            own.pre_exec(|| {
+                libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+                Ok(())
+            })
+        };
+        let done = own.output().unwrap();
+        assert!(done.status.success(), "{done:?}");
+        assert!(
+            String::from_utf8_lossy(&done.stdout).contains("1 passed"),
+            "{done:?}"
+        );
+    }
+
+    #[test]
+    #[ignore = "run by the test above, with a signal ignored"]
+    fn a_status_is_known_again() {
+        let child = Kept::start(Command::new("sh").args(["-c", "exit 7"])).unwrap();
+        let mut polled = libc::pollfd {
+            fd: std::os::fd::AsRawFd::as_raw_fd(&child.end),
+            events: libc::POLLIN,
+            revents: 0,
+        };
+        // SAFETY: one pollfd.
+        assert_eq!(unsafe { libc::poll(&raw mut polled, 1, 60_000) }, 1);
+        assert_eq!(child.status().unwrap().code(), Some(7));
+    }
 
     #[test]
     fn a_status_is_known_after_another_thread_has_reaped_the_child() {

@@ -5,10 +5,14 @@ use std::{
     env,
     ffi::OsString,
     fs::{self, File},
-    io::{self, Read, Seek, SeekFrom},
-    os::fd::{AsFd, BorrowedFd},
+    io,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt,
+    },
     path::{Path, PathBuf},
     process::{Command, Stdio},
+    time::Instant,
 };
 
 use base::paths::cuda_libraries;
@@ -70,11 +74,17 @@ impl Checkpointer {
         }
     }
 
-    /// Whether it may have suspended a program that was not resumed.
-    pub fn has_suspended(&self) -> bool {
+    /// How many programs it may have suspended that were not resumed.
+    pub fn suspended(&self) -> u16 {
         let entries = fs::read_dir(&self.journal).into_iter().flatten().flatten();
-        let mut names = entries.filter_map(|entry| entry.file_name().into_string().ok());
-        names.any(|name| name.parse::<u32>().is_ok())
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        let count = names.filter(|name| name.parse::<u32>().is_ok()).count();
+        u16::try_from(count).unwrap_or(u16::MAX)
+    }
+
+    /// Whether there are such programs.
+    pub fn has_suspended(&self) -> bool {
+        self.suspended() > 0
     }
 
     /// Whether this process is gantry-checkpoint and runs as the agent's user.
@@ -158,10 +168,18 @@ impl Working {
         self.child.end.as_fd()
     }
 
+    /// That it has not ended, in one line.
+    pub fn hanging(&self, since: Instant) -> String {
+        let said = last(&self.said).unwrap_or_default();
+        let seconds = since.elapsed().as_secs();
+        let said = reason(&said).unwrap_or_else(|| "it has said nothing".to_owned());
+        format!("{NAME} has worked for {seconds} s: {said}")
+    }
+
     /// How it has ended, and what it has done, a line for each program. `None`: it still works.
     pub fn ended(&mut self) -> Option<Result<Vec<String>, Failure>> {
         let status = self.child.status()?;
-        let said = last(&mut self.said).unwrap_or_default();
+        let said = last(&self.said).unwrap_or_default();
         if status.success() {
             let done = said.lines().filter(|line| line.starts_with("PID "));
             return Some(Ok(done.map(str::to_owned).collect()));
@@ -174,12 +192,12 @@ impl Working {
     }
 }
 
-/// The last bytes of a file.
-fn last(file: &mut File) -> io::Result<String> {
+/// The last bytes of a file, whose position is also that of whoever writes.
+fn last(file: &File) -> io::Result<String> {
     let length = file.metadata()?.len();
-    file.seek(SeekFrom::Start(length.saturating_sub(MOST)))?;
-    let mut bytes = Vec::new();
-    file.take(MOST).read_to_end(&mut bytes)?;
+    let from = length.saturating_sub(MOST);
+    let mut bytes = vec![0; (length - from) as usize];
+    file.read_exact_at(&mut bytes, from)?;
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
@@ -224,6 +242,11 @@ mod tests {
                 child => break child.unwrap(),
             }
         };
+        // The kernel names it a moment after it has begun to run the program.
+        let since = std::time::Instant::now();
+        while !Checkpointer::is(child.id(), user) && since.elapsed().as_secs() < 20 {
+            std::thread::yield_now();
+        }
         let is = [user, user + 1].map(|user| Checkpointer::is(child.id(), user));
         child.kill().unwrap();
         child.wait().unwrap();

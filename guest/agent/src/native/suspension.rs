@@ -35,6 +35,11 @@ const SELDOM: Duration = Duration::from_secs(1);
 /// How long after a failed resumption it is tried again, at first and at most.
 const AGAIN: Duration = Duration::from_secs(1);
 const AT_MOST: Duration = Duration::from_secs(60);
+/// How long the checkpointer may work until it seems to hang: less than the host waits.
+const HANGS: Duration = match cfg!(test) {
+    true => Duration::from_millis(300),
+    false => Duration::from_secs(300),
+};
 const ELSEWHERE: &str = "programs with native contexts are served by their port only";
 
 /// What the host is told when programs have been resumed.
@@ -55,9 +60,20 @@ enum Purpose {
     Resume(Report),
 }
 
+/// A checkpointer that works.
+struct Work {
+    purpose: Purpose,
+    working: Working,
+    since: Instant,
+    /// A wish that has come meanwhile, and waits.
+    next: Option<Wish>,
+    /// Whether the log says that it seems to hang.
+    is_noted: bool,
+}
+
 enum Phase {
     Serving,
-    Works(Purpose, Working),
+    Works(Work),
     /// Suspended programs' files are about to be closed.
     Releases {
         wish: Wish,
@@ -90,9 +106,9 @@ pub struct Suspension {
 impl Suspension {
     /// Of the programs that this checkpointer may have suspended for an earlier agent.
     pub fn new(checkpointer: Checkpointer) -> Self {
-        let phase = match checkpointer.has_suspended() {
-            true => Phase::Suspended { programs: 0 },
-            false => Phase::Serving,
+        let phase = match checkpointer.suspended() {
+            0 => Phase::Serving,
+            programs => Phase::Suspended { programs },
         };
         Self {
             checkpointer,
@@ -111,8 +127,11 @@ impl Suspension {
     /// Whether a program is served that connects now.
     pub fn admits(&self, process: u32, user: u32) -> bool {
         match self.phase {
-            Phase::Serving | Phase::Works(Purpose::Check(..) | Purpose::Resume(_), _) => true,
-            Phase::Works(Purpose::Suspend(..), _) => Checkpointer::is(process, user),
+            Phase::Serving => true,
+            Phase::Works(ref work) => match work.purpose {
+                Purpose::Check(..) | Purpose::Resume(_) => true,
+                Purpose::Suspend(..) => Checkpointer::is(process, user),
+            },
             Phase::Releases { .. } | Phase::Closes { .. } | Phase::Suspended { .. } => false,
         }
     }
@@ -127,8 +146,9 @@ impl Suspension {
                 let wish = (!has_interrupts).then_some(SELDOM);
                 again.into_iter().chain(wish).min()
             }
-            // Its end is waited for.
-            Phase::Works(..) => None,
+            // Its end is waited for; and whether it hangs, while a wish waits for that.
+            Phase::Works(work) if has_interrupts && work.next.is_none() && work.is_noted => None,
+            Phase::Works(_) => Some(SELDOM),
             _ => Some(LOOK),
         }
     }
@@ -162,11 +182,11 @@ impl<P: OneSlice> Step<'_, P> {
         let was_serving = matches!(phase, Phase::Serving);
         let phase = match phase {
             Phase::Serving => Phase::Serving,
-            Phase::Works(purpose, mut working) => match working.ended() {
-                None => Phase::Works(purpose, working),
+            Phase::Works(mut work) => match work.working.ended() {
+                None => self.still_works(work, is_due),
                 Some(ended) => {
-                    self.programs.readiness.remove(working.end());
-                    self.worked(purpose, ended)
+                    self.programs.readiness.remove(work.working.end());
+                    self.worked(work.purpose, ended)
                 }
             },
             Phase::Releases {
@@ -267,7 +287,42 @@ impl<P: OneSlice> Step<'_, P> {
             .readiness
             .add(working.end(), READ, Source::Checkpointer);
         waited.map_err(|error| format!("cannot wait for gantry-checkpoint: {error}"))?;
-        Ok(Phase::Works(purpose, working))
+        Ok(Phase::Works(Work {
+            purpose,
+            working,
+            since: Instant::now(),
+            next: None,
+            is_noted: false,
+        }))
+    }
+
+    /// The checkpointer has not ended. Nothing may end it amid a step of the driver: a wish that comes meanwhile waits,
+    /// unless it seems to hang.
+    fn still_works(&mut self, mut work: Work, is_due: bool) -> Phase {
+        let hangs = work.since.elapsed() >= HANGS;
+        if hangs && !work.is_noted {
+            base::note!("gantry-agent: {}", work.working.hanging(work.since));
+            work.is_noted = true;
+        }
+        let wish = match is_due {
+            true => self.port.wish(),
+            false => None,
+        };
+        let new = wish.filter(|_| wish != self.suspension.heard && wish != work.next);
+        if let Some(wish) = new {
+            self.tell(wish, OutcomeKind::Begun, 0, "");
+            work.next = Some(wish);
+        }
+        if hangs && let Some(wish) = work.next.take() {
+            self.suspension.heard = Some(wish);
+            self.tell(
+                wish,
+                OutcomeKind::Stay,
+                1,
+                &work.working.hanging(work.since),
+            );
+        }
+        Phase::Works(work)
     }
 
     /// Resumes what is suspended.

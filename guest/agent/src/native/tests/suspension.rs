@@ -14,8 +14,11 @@ use super::{HANGS, Host, Other, Program, Rig, Told, command};
 
 /// Notes its words, refuses if there is a reason, and keeps the journal as the program does.
 const SCRIPT: &str = r#"#!/bin/sh
+unset LD_PRELOAD
 cd "${0%/*}"
 echo "$*" >>calls
+[ ! -e slow ] || echo "gantry-checkpoint: PID 7 (x) is being suspended, 2 s so far" >&2
+while [ -e slow ]; do sleep 0.02; done
 case "$*" in
 resume*) [ ! -e broken ] && rm -rf suspended && exit 0;;
 *) [ ! -e refuse ] && mkdir -p suspended && touch suspended/1 && exit 0;;
@@ -188,6 +191,30 @@ fn programs_that_could_be_suspended_are_not_touched() {
     let check = format!("suspend --released --check {}", process::id());
     assert_eq!(all.calls(), [check]);
     assert_eq!(program.call(command::ECHO, 0, b"x").1, b"x");
+}
+
+#[test]
+fn a_wish_that_comes_while_one_is_carried_out_is_begun_and_told_of_a_hang() {
+    for has_interrupts in [true, false] {
+        let mut all = Suspensions::new(has_interrupts, |folder| {
+            fs::write(folder.join("slow"), "").unwrap();
+        });
+        let program = all.rig.program();
+        all.wish(Server::Parked);
+        all.wait_for_calls(1);
+        let (first, _) = all.rig.outcomes.recv_timeout(HANGS).unwrap();
+        assert_eq!((first.number, first.kind), (1, OutcomeKind::Begun));
+        all.wish(Server::Host);
+        let (kind, _, reason) = all.outcome();
+        assert_eq!(kind, OutcomeKind::Stay);
+        assert!(reason.contains("PID 7 (x) is being suspended"), "{reason}");
+        // When it ends after all, what counts is that nobody wishes it any longer.
+        all.set(None);
+        fs::remove_file(all.file("slow")).unwrap();
+        assert!(program.take().is_none());
+        all.wait_for_calls(2);
+        all.wait_until_resumed();
+    }
 }
 
 #[test]
