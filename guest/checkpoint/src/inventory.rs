@@ -59,7 +59,7 @@ pub enum NvmlError {
     #[error("cannot load libnvidia-ml.so.1")]
     Library(#[from] libloading::Error),
     /// A function failed.
-    #[error("{name} answers {code}")]
+    #[error("{name} answers {code}{}", meaning(*.code))]
     Call {
         /// Its name.
         name: &'static str,
@@ -71,6 +71,17 @@ pub enum NvmlError {
 /// NVML. It is initialized when it is first asked, and shut down at the end: each time takes long.
 #[derive(Default)]
 pub struct Nvml(OnceCell<Library>);
+
+/// What a code says of what has to be done.
+fn meaning(code: c_int) -> &'static str {
+    match code {
+        9 => " (the driver is not loaded, or there is no device)",
+        18 => {
+            " (the libraries have another version than the driver, as where a VM comes to a host with another one)"
+        }
+        _ => "",
+    }
+}
 
 impl Nvml {
     fn library(&self) -> Result<&Library, NvmlError> {

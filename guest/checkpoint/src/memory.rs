@@ -134,15 +134,44 @@ pub fn limit_of(process: &Process) -> io::Result<DataLimit> {
 /// # Errors
 /// The hard limit would have to be raised, too, and this user may not do that.
 pub fn raise_limit(process: &Process, bytes: u64) -> io::Result<bool> {
+    let raised = raised_limit(process, bytes)?;
+    if let Some(raised) = raised {
+        limit(process.number, Some(raised))?;
+    }
+    Ok(raised.is_some())
+}
+
+/// Looks whether [`raise_limit`] would succeed, as far as that can be seen without doing it.
+///
+/// # Errors
+/// As of that.
+pub fn can_raise_limit(process: &Process, bytes: u64) -> io::Result<()> {
+    /// Bit of the capability that raising a hard limit takes (`CAP_SYS_RESOURCE`).
+    const RESOURCE: u64 = 1 << 24;
+    let Some([_, hard]) = raised_limit(process, bytes)? else {
+        return Ok(());
+    };
+    let raises_hard = hard > limit_of(process)?[1];
+    match raises_hard && !has_capability(&fs::read_to_string("/proc/self/status")?, RESOURCE) {
+        true => Err(io::ErrorKind::PermissionDenied.into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether a process with this /proc/PID/status has a capability, as far as that is known.
+fn has_capability(status: &str, bit: u64) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let set = line.and_then(|line| u64::from_str_radix(line.trim(), 16).ok());
+    set.is_none_or(|set| set & bit != 0)
+}
+
+/// The limit with which `bytes` more fit. `None`: they do.
+fn raised_limit(process: &Process, bytes: u64) -> io::Result<Option<DataLimit>> {
     let [soft, hard] = limit_of(process)?;
     let status = fs::read_to_string(format!("/proc/{}/status", process.number))?;
     let used = field(&status, "VmData:").unwrap_or(u64::MAX / 2);
     let wanted = used.saturating_add(bytes).saturating_add(MARGIN);
-    if soft >= wanted {
-        return Ok(false);
-    }
-    limit(process.number, Some([wanted, hard.max(wanted)]))?;
-    Ok(true)
+    Ok((soft < wanted).then(|| [wanted, hard.max(wanted)]))
 }
 
 /// Sets a process's limit of data memory.
@@ -209,6 +238,15 @@ mod tests {
     fn sizes_have_three_digits_or_so() {
         assert_eq!(Size(4_617_089_843).to_string(), "4.3 GiB");
         assert_eq!(Size(300 << 20).to_string(), "300 MiB");
+    }
+
+    #[test]
+    fn a_capability_is_read_as_the_kernel_writes_it() {
+        assert!(has_capability(
+            "Name:\tx\nCapEff:\t000001ffffffffff\n",
+            1 << 24
+        ));
+        assert!(!has_capability("CapEff:\t00000000a80425fb\n", 1 << 24));
     }
 
     #[test]

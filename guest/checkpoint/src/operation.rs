@@ -53,6 +53,13 @@ pub enum OperationError {
 }
 
 impl OperationError {
+    /// Programs stay, and perhaps others are lost. Those that stay can be resumed later, so that this is not the end.
+    fn staying(mut reasons: Vec<String>, staying: Vec<String>, lost: &[String]) -> Self {
+        reasons.extend(staying);
+        reasons.extend(lost.iter().map(|lost| format!("{lost} (lost)")));
+        Self::Staying(reasons)
+    }
+
     /// The exit status of the program.
     pub fn status(&self) -> u8 {
         match self {
@@ -125,7 +132,13 @@ pub fn suspend(
     let processes = match &options.chosen {
         Chosen::All => process::with_driver(),
         // Those that have ended keep no device from anybody.
-        Chosen::Processes(numbers) if options.released => look_up(numbers).0,
+        Chosen::Processes(numbers) if options.released => {
+            let (found, missing) = look_up(numbers);
+            for missing in missing {
+                note!("gantry-checkpoint: {missing}: it is left out");
+            }
+            found
+        }
         Chosen::Processes(numbers) => find(numbers)?,
     };
     let has_gone = |process: &Process| {
@@ -197,6 +210,16 @@ pub fn suspend(
         return Err(OperationError::Refused(obstacles));
     }
     if options.is_trial {
+        for Need { process, bytes } in &needs {
+            if let Err(error) = memory::can_raise_limit(process, *bytes)
+                && !has_gone(process)
+            {
+                obstacles.push(in_the_way(process, &error));
+            }
+        }
+        if !obstacles.is_empty() {
+            return Err(OperationError::Refused(obstacles));
+        }
         for Need { process, bytes } in needs {
             writeln!(out, "{process} can be suspended, at most {}", Size(bytes))?;
         }
@@ -273,11 +296,7 @@ pub fn resume(
     match (lost.is_empty(), staying.is_empty()) {
         (true, true) => Ok(()),
         (false, true) => Err(OperationError::Lost(lost)),
-        // Those that stay can be resumed later, so that this is not the end.
-        (_, false) => {
-            staying.extend(lost.iter().map(|lost| format!("{lost} (lost)")));
-            Err(OperationError::Staying(staying))
-        }
+        (_, false) => Err(OperationError::staying(Vec::new(), staying, &lost)),
     }
 }
 
@@ -467,6 +486,13 @@ fn places(saved: &[Had], options: &Resumption, now: &Inventory) -> Result<Vec<[U
     if options.force && now.gpus.is_empty() && wished.is_empty() {
         return Ok(Vec::new());
     }
+    // The driver wants a place for each that there was, also for those that the program did not use.
+    if saved.len() > now.gpus.len() && wished.is_empty() {
+        let (had, has) = (saved.len(), now.gpus.len());
+        return Err(format!(
+            "there were {had} GPUs, and there are {has} now: it needs as many; nothing was tried"
+        ));
+    }
     let mut pairs = Vec::new();
     let mut is_elsewhere = false;
     for (position, had) in saved.iter().enumerate() {
@@ -556,11 +582,7 @@ impl Work<'_> {
     fn prepare(&mut self, need: &Need, before: &Inventory) -> Result<(), String> {
         let process = &need.process;
         let failed = |error: JournalError| format!("{process}: {}", base::Chain(&error));
-        let in_the_way = |error| {
-            format!(
-                "{process}: its limit of data memory (ulimit -d) is in the way, and cannot be raised: {error}"
-            )
-        };
+        let in_the_way = |error| in_the_way(process, &error);
         // A call that was killed may have raised it.
         let known = self.journal.entry(process).map_err(failed)?;
         let known = known.and_then(|entry| entry.limit);
@@ -719,15 +741,11 @@ impl Work<'_> {
         }
         match (lost.is_empty(), staying.is_empty()) {
             (true, true) => OperationError::Undone(reason),
-            (true, false) => {
-                staying.insert(0, reason);
-                OperationError::Staying(staying)
-            }
-            (false, _) => {
+            (false, true) => {
                 lost.insert(0, reason);
-                lost.extend(staying);
                 OperationError::Lost(lost)
             }
+            (_, false) => OperationError::staying(vec![reason], staying, &lost),
         }
     }
 
@@ -765,6 +783,12 @@ impl Work<'_> {
         }
         driver.unlock(process.number).map_err(not_unlocked)
     }
+}
+
+fn in_the_way(process: &Process, error: &io::Error) -> String {
+    format!(
+        "{process}: its limit of data memory (ulimit -d) is in the way, and cannot be raised: {error}"
+    )
 }
 
 fn not_unlocked(code: Code) -> Unresumed {
@@ -835,11 +859,14 @@ mod tests {
             &now(&[(C, 5), (B, 0)]),
         );
         assert_eq!(last(&found.expect("there is room")), [[10, 12], [11, 11]]);
-        let found = places(
-            &saved(&[(A, 5), (B, 0)]),
-            &wish(&[], false),
-            &now(&[(B, 9)]),
+        let had = saved(&[(A, 5), (B, 0)]);
+        let found = places(&had, &wish(&[], false), &now(&[(B, 9)]));
+        let reason = found.expect_err("one is missing");
+        assert!(
+            reason.contains("there were 2 GPUs, and there are 1"),
+            "{reason}"
         );
+        let found = places(&had, &wish(&[(A, B)], false), &now(&[(B, 9)]));
         assert!(found.expect_err("two of one").contains("two devices"));
     }
 

@@ -358,6 +358,24 @@ fn one_that_stays_suspended_beside_one_that_is_lost_can_be_resumed_later() {
 }
 
 #[test]
+fn what_stays_beside_one_that_is_lost_when_all_is_undone_can_be_resumed_later() {
+    let rig = Rig::new(3);
+    let programs = [rig.id(0), rig.id(1), rig.id(2)];
+    rig.fail("checkpoint", 2, 801);
+    rig.fail("restore", 1, 999);
+    rig.fail("unlock", 0, 999);
+    let mut words = vec!["suspend"];
+    words.extend(programs.iter().map(String::as_str));
+    let (status, said) = rig.failed(&words);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("(lost)"), "{said}");
+    rig.heal("unlock", 0);
+    let (status, _) = rig.failed(&["resume", "--all"]);
+    assert_eq!(status, 3, "only the lost one is left");
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
 fn a_program_that_fails_to_resume_is_not_tried_again() {
     let rig = Rig::new(1);
     let id = rig.id(0);
