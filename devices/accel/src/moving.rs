@@ -151,6 +151,11 @@ impl Handle {
         self.mailbox.withdraw();
     }
 
+    /// Withdraws the request with this number, unless another one has taken its place.
+    pub fn withdraw_own_seats(&self, number: u8) {
+        self.mailbox.withdraw_own(number);
+    }
+
     fn carry_out(&self, asked: Move) -> Moved {
         let mut moved = Moved {
             asked,

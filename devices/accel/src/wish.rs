@@ -192,6 +192,15 @@ impl Mailbox {
         self.told.notify_all();
     }
 
+    /// Withdraws the request with this number, unless another one has taken its place.
+    pub fn withdraw_own(&self, number: u8) {
+        let mut state = self.state.lock_unpoisoned();
+        if state.wish.is_some_and(|wish| wish.number == number) {
+            state.wish = None;
+            self.told.notify_all();
+        }
+    }
+
     /// Receives four bytes of the reason for the outcome that follows, starting at `from`. Writes
     /// outside the register's words are ignored.
     pub fn explain(&self, from: u64, bytes: [u8; 4]) {

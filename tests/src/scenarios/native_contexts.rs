@@ -362,6 +362,15 @@ fn suspended(
     gantry.refused("vm.snapshot", Some(save.clone()), 405, "resume the VM")?;
     gantry.act("vm.resume")?;
 
+    // Where it cannot be saved, nothing stops.
+    let said = guest.run("wc -l </tmp/agent.log")?;
+    let nowhere = json!({"destination_url": "file:///proc/none", "accel": "save"});
+    gantry.refused("vm.snapshot", Some(nowhere), 500, "/proc/none")?;
+    ensure!(
+        guest.run("wc -l </tmp/agent.log")? == said,
+        "programs were suspended"
+    );
+
     // Saved while it runs, it goes on; also where it is restored.
     gantry.put("vm.snapshot", save)?;
     ensure!(gantry.state()? == "Running");

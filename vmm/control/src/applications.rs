@@ -21,7 +21,7 @@ use super::{
     Control,
     life::{Life, RunState},
     migration::{Job, OVER, host_error},
-    requests::failed,
+    requests::{failed, place},
 };
 
 /// A snapshot that waits for workers.
@@ -46,7 +46,12 @@ impl Control {
     pub(super) fn save_with_applications(&mut self, snapshot: VmSnapshotConfig, reply: Reply) {
         let then = self.refuse_if_moving().and_then(|()| {
             Ok(match self.suspends_programs()? {
-                true => Then::Pause(snapshot),
+                true => {
+                    // It is looked at before anything stops. Others may have it until it is written.
+                    let directory = place(snapshot.directory(), &snapshot.destination_url)?;
+                    Saving::new(directory).map_err(|error| failed(&error))?;
+                    Then::Pause(snapshot)
+                }
                 false => Then::Write(self.begin_snapshot(&snapshot)?),
             })
         });
@@ -122,7 +127,7 @@ impl Control {
 
     /// Handles the end of a wait for workers.
     fn workers_are_ready(&mut self, number: u64, ready: Result<Stopped, MachineError>) {
-        if let Some((Then::Write(saving), reply)) = self.end_wait(number) {
+        if let Some((Then::Write(saving), reply, _)) = self.end_wait(number) {
             // The applications continue when everything is written.
             match ready {
                 Ok(stopped) => self.write_snapshot(saving, Some(stopped), reply),
@@ -133,10 +138,14 @@ impl Control {
 
     /// Handles the end of a wait for the guest: its programs are suspended until it is saved.
     fn programs_are_suspended(&mut self, number: u64, suspended: Result<Standing, MachineError>) {
-        let Some((Then::Pause(snapshot), reply)) = self.end_wait(number) else {
+        let Some((Then::Pause(snapshot), reply, cancel)) = self.end_wait(number) else {
             return;
         };
         let suspended = match suspended {
+            Ok(_) if cancel.is_cancelled() => {
+                let why = "the VM is not saved: it was cancelled";
+                return reply.send(Err(ApiError::wrong_state(why)));
+            }
             Ok(suspended) => suspended,
             Err(error) => return reply.send(Err(failed(&error))),
         };
@@ -170,13 +179,18 @@ impl Control {
         }
     }
 
-    /// What follows a wait, and whom to answer, unless the wait is over already.
-    fn end_wait(&mut self, number: u64) -> Option<(Then, Reply)> {
+    /// What follows a wait, whom to answer, and whether it was cancelled, unless the wait is over already.
+    fn end_wait(&mut self, number: u64) -> Option<(Then, Reply, Cancel)> {
         if !self.migrations.is_current(number) {
             return None;
         }
         match mem::replace(&mut self.migrations.job, Job::None) {
-            Job::Workers(Workers { then, reply, .. }) => Some((then, reply)),
+            Job::Workers(Workers {
+                then,
+                reply,
+                cancel,
+                ..
+            }) => Some((then, reply, cancel)),
             other => {
                 self.migrations.job = other;
                 None

@@ -2,13 +2,14 @@
 
 use std::thread;
 
-use base::Patience;
+use base::{Cancel, Patience};
 use remoting_proto::port::{Outcome, OutcomeKind, Server, Wish};
 
 use super::{pages::rig_of_native, *};
 use crate::{
     rounds::immovable,
     saved::{Archive, Standing},
+    wish,
 };
 
 fn long() -> Patience {
@@ -109,6 +110,34 @@ fn a_question_that_is_answered_is_no_wish_any_longer() {
         assert_eq!(reasons.join().unwrap(), [""; 0]);
     });
     assert_eq!(rig.read(registers::WISH), 0);
+}
+
+#[test]
+fn a_later_request_outlives_a_suspension() {
+    let rig = rig_of_native();
+    let worker = rig.open(0);
+    let stopped = thread::scope(|scope| {
+        let stopped = scope.spawn(|| rig.stopped());
+        rig.agent_answers(Server::Parked, OutcomeKind::Done, Some(worker));
+        stopped.join().unwrap().unwrap()
+    });
+    let (_, port) = rig.ports().remove(0);
+    thread::scope(|scope| {
+        let parked = scope.spawn(|| {
+            let patience = Duration::from_secs(60);
+            port.ask_seats(&wish::Seat::Parked(None), patience, &Cancel::default())
+        });
+        let first = rig.read(registers::WISH);
+        let start = Instant::now();
+        while rig.read(registers::WISH) == first {
+            assert!(start.elapsed() < Duration::from_secs(20), "no wish");
+            thread::yield_now();
+        }
+        rig.agent_answers(Server::Parked, OutcomeKind::Done, None);
+        parked.join().unwrap().unwrap();
+    });
+    drop(stopped);
+    assert_ne!(rig.read(registers::WISH), 0, "a client wants them parked");
 }
 
 #[test]
