@@ -41,6 +41,7 @@ pub mod destination;
 mod dial;
 pub mod files;
 pub mod frame;
+pub mod gpu_driver;
 pub mod lanes;
 pub mod listener;
 pub mod offer;

@@ -14,6 +14,7 @@ use vmm_snapshot::state_file;
 use super::{
     Error, OLDEST_PROTOCOL, PROTOCOL, Result,
     frame::protocol,
+    gpu_driver::GpuDriver,
     lanes::{MOST, TOKEN, Token},
 };
 
@@ -68,6 +69,9 @@ pub struct Offer {
     /// Contents of applications may be left out of their state; they follow when the machine runs at the destination.
     #[serde(default, skip_serializing_if = "is_false")]
     pub postcopy: bool,
+    /// What the host has of which CUDA programs of the guest are served, if it has such.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub gpu_driver: Option<GpuDriver>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "for serde")]

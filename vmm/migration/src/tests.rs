@@ -471,6 +471,7 @@ fn offer() -> Offer {
         host: HostId::read(),
         copies: true,
         postcopy: false,
+        gpu_driver: None,
     }
 }
 

@@ -22,6 +22,7 @@ use vmm_memory::GivenMemory;
 use vmm_migration::{
     destination::{Ended, Host as Receives, receive},
     files::{FileUse, GivenFile},
+    gpu_driver::GpuDriver,
     lanes::Body,
     listener::Listener,
     offer::{HostId, Moment, Offer},
@@ -325,6 +326,9 @@ impl Control {
         match self.incoming_config(offer) {
             Ok(config) => reasons.extend(absent_files(&config)),
             Err(more) => reasons.extend(more),
+        }
+        if let Some(driver) = &offer.gpu_driver {
+            reasons.extend(driver.reasons(&GpuDriver::read()));
         }
         if let Some(needs) = &offer.cpu {
             match compatible::host(offer.config.cpus.features.amx) {

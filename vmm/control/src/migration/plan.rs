@@ -10,6 +10,7 @@ use vmm_machine::{Machine, applications, moving::MovingRegion};
 use vmm_memory::data::Pagemap;
 use vmm_migration::{
     connection::{Address, STALL},
+    gpu_driver::GpuDriver,
     lanes::MOST,
     offer::{HostId, Offer, OfferedRegion},
     source::{FIXED, Wishes},
@@ -50,11 +51,12 @@ pub(super) fn make(
         );
     }
     let ports = machine.devices().ports();
-    let mut native = ports.iter().filter(|(_, port)| port.has_native_programs());
-    if is_paused
-        && request.accel() == AccelMigration::Move
-        && let Some((id, _)) = native.next()
-    {
+    let takes_programs = request.accel() == AccelMigration::Move;
+    let mut native = ports
+        .iter()
+        .filter(|(_, port)| takes_programs && port.has_native_programs());
+    let native = native.next().map(|(id, _)| id.clone());
+    if is_paused && let Some(id) = &native {
         reasons.push(format!(
             "the VM is paused, so that its guest cannot suspend the programs that use native contexts through {id:?}: \
              resume it first (vm.resume)"
@@ -95,6 +97,8 @@ pub(super) fn make(
         host,
         copies: has_applications && request.accel_copies,
         postcopy,
+        // The destination cannot compare what may not be read here.
+        gpu_driver: native.and_then(|_| GpuDriver::read().ok()),
     };
     let plan = Plan {
         offer,

@@ -1,0 +1,129 @@
+//! NVIDIA's driver and GPUs of a host. Suspended CUDA programs go on only where both are of the kind that they had.
+
+use std::{fs, io, path::Path};
+
+use serde::{Deserialize, Serialize};
+
+/// What a host has.
+#[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]
+pub struct GpuDriver {
+    /// Version of the kernel driver, such as `580.159.04`.
+    pub version: String,
+    /// Types of its GPUs, such as `NVIDIA H200`, each once, sorted.
+    pub models: Vec<String>,
+}
+
+impl GpuDriver {
+    /// This host's.
+    ///
+    /// # Errors
+    /// Not found: the driver is not loaded. Otherwise it may not be read, as under Landlock.
+    pub fn read() -> io::Result<Self> {
+        Self::read_below(Path::new("/"))
+    }
+
+    fn read_below(root: &Path) -> io::Result<Self> {
+        let version = fs::read_to_string(root.join("sys/module/nvidia/version"))?;
+        let mut models = Vec::new();
+        for gpu in fs::read_dir(root.join("proc/driver/nvidia/gpus"))? {
+            let text = fs::read_to_string(gpu?.path().join("information"))?;
+            let model = text.lines().find_map(|line| line.strip_prefix("Model:"));
+            models.extend(model.map(|model| model.trim().to_owned()));
+        }
+        models.sort();
+        models.dedup();
+        Ok(Self {
+            version: version.trim().to_owned(),
+            models,
+        })
+    }
+
+    /// Why programs that were suspended with this driver, which is untrusted, would not go on here.
+    pub fn reasons(&self, here: &io::Result<Self>) -> Vec<String> {
+        let here = match here {
+            Ok(here) => here,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return vec![
+                    "the guest's CUDA programs need NVIDIA's driver, and this host has none loaded"
+                        .to_owned(),
+                ];
+            }
+            // What may not be looked at is found out when they resume.
+            Err(_) => return Vec::new(),
+        };
+        let mut reasons = Vec::new();
+        if self.version != here.version {
+            reasons.push(format!(
+                "the guest's CUDA programs were started with version {} of NVIDIA's driver, and this host has {}: \
+                 install the same version",
+                self.version, here.version
+            ));
+        }
+        // Of several types, it is not known which one the VM has.
+        if let [model] = &*self.models
+            && !here.models.contains(model)
+        {
+            reasons.push(format!(
+                "the guest's CUDA programs use a GPU of type {model}, and this host has {}",
+                match here.models.is_empty() {
+                    true => "none".to_owned(),
+                    false => here.models.join(", "),
+                }
+            ));
+        }
+        reasons
+    }
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used)]
+mod tests {
+    use super::*;
+
+    fn host(version: &str, models: &[&str]) -> io::Result<GpuDriver> {
+        let root = tempfile::tempdir()?;
+        let place = |path: &str, text: String| {
+            let path = root.path().join(path);
+            fs::create_dir_all(path.parent().unwrap())?;
+            fs::write(path, text)
+        };
+        place("sys/module/nvidia/version", format!("{version}\n"))?;
+        fs::create_dir_all(root.path().join("proc/driver/nvidia/gpus"))?;
+        for (index, model) in models.iter().enumerate() {
+            let path = format!("proc/driver/nvidia/gpus/0000:0{index}:00.0/information");
+            place(&path, format!("Model: \t\t {model}\nIRQ:   \t\t 7\n"))?;
+        }
+        GpuDriver::read_below(root.path())
+    }
+
+    #[test]
+    fn programs_go_on_with_the_same_version_and_a_gpu_of_the_same_type() {
+        let there = host("580.1", &["NVIDIA H200", "NVIDIA H200"]).unwrap();
+        assert_eq!(there.models, ["NVIDIA H200"]);
+        for models in [&["NVIDIA H200"][..], &["NVIDIA H100", "NVIDIA H200"]] {
+            assert_eq!(there.reasons(&host("580.1", models)), [""; 0]);
+        }
+        let why = there.reasons(&host("580.2", &["NVIDIA H100"]));
+        assert!(why[0].contains("version 580.1"), "{why:?}");
+        assert!(why[0].contains("this host has 580.2"), "{why:?}");
+        assert!(
+            why[1].contains("type NVIDIA H200, and this host has NVIDIA H100"),
+            "{why:?}"
+        );
+        let why = there.reasons(&host("580.1", &[]));
+        assert!(why[0].contains("has none"), "{why:?}");
+        // Which of them it is, is not known.
+        let both = host("580.1", &["NVIDIA H100", "NVIDIA H200"]).unwrap();
+        assert_eq!(both.reasons(&host("580.1", &["NVIDIA L4"])), [""; 0]);
+    }
+
+    #[test]
+    fn a_driver_that_is_missing_is_a_reason_and_one_that_is_hidden_is_none() {
+        let there = host("580.1", &["NVIDIA H200"]).unwrap();
+        let none = tempfile::tempdir().unwrap();
+        let why = there.reasons(&GpuDriver::read_below(none.path()));
+        assert!(why[0].contains("none loaded"), "{why:?}");
+        let hidden = Err(io::ErrorKind::PermissionDenied.into());
+        assert_eq!(there.reasons(&hidden), [""; 0]);
+    }
+}
