@@ -124,6 +124,7 @@ fn offer() -> Vec<u8> {
         host: HostId::read(),
         copies: true,
         postcopy: false,
+        gpu_driver: None,
     };
     serde_json::to_vec(&offer).expect("an offer can be written")
 }
