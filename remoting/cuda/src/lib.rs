@@ -3,7 +3,7 @@
 //! - [`backend`]: the backend of a [session](remoting_session).
 //! - [`driver`]: the host's `libcuda.so.1`, opened at run time; `fences`: the progress of its work;
 //!   [`arena`]: the addresses at which it places memory; [`probe`]: a check that all of this works
-//!   on this host.
+//!   on this host; [`trial`]: what a process does whose [time slices](remoting_timeslice) are tried.
 //! - `objects`: the client's objects, by number; `memory`: the addresses that belong to the client;
 //!   `charges`: what they are charged, and for how long; `reserves`: what contexts reserve for kernels; `cover`: the parts of the window that are
 //!   registered with the driver; `printed`: the output of kernels.
@@ -22,7 +22,7 @@ pub mod arena;
 pub mod backend;
 pub mod driver;
 pub mod probe;
-pub mod timeslice;
+pub mod trial;
 
 mod allocations;
 mod backlog;

@@ -16,7 +16,6 @@ use base::{
 };
 use clap::{CommandFactory, Parser, Subcommand};
 use manual::Manual;
-use remoting_cuda::timeslice;
 use remoting_pool::{
     gate,
     moves::{self, Request, To, Which},
@@ -26,6 +25,7 @@ use remoting_pool::{
 };
 use remoting_proto::wire::api::ApiId;
 use remoting_stream::address::Listen;
+use remoting_timeslice as timeslice;
 
 /// How often what takes long says how far it is.
 const PROGRESS: Duration = Duration::from_secs(2);

@@ -19,7 +19,7 @@ use std::{
 };
 
 use base::gpus::{Choice, WrongName};
-use remoting_cuda::{CudaBackend, timeslice};
+use remoting_cuda::CudaBackend;
 use remoting_opencl::{
     OpenClBackend, Server,
     driver::{api, cl},
@@ -40,6 +40,7 @@ use remoting_session::{
     server::{self, Nudge, Session, Tuning},
 };
 use remoting_stream::tls;
+use remoting_timeslice as timeslice;
 use remoting_transport::{
     account::Account,
     bell::Futex,

@@ -12,11 +12,9 @@ use std::{
 };
 
 use base::gpus::{Choice, Selection};
-use remoting_cuda::timeslice::{
-    self, UNRENEWED,
-    trial::{self, Command, Grid},
-};
+use remoting_cuda::trial::{self, Command, Grid};
 use remoting_proto::wire::api::ApiId;
+use remoting_timeslice::{self as timeslice, UNRENEWED};
 use remoting_turns::trial::{self as pools, Answer};
 
 use super::{
@@ -195,7 +193,7 @@ pub(super) fn work(program: &Path, options: &Options, folder: &Path, arbiter: &P
     if timeslice::of_this_process().is_err() {
         return false;
     }
-    if has_instances() {
+    if timeslice::has_instances() {
         base::note!("gantry-accel: workers take turns, as a GPU is divided into instances (MIG)");
         return false;
     }
@@ -218,15 +216,6 @@ pub(super) fn work(program: &Path, options: &Options, folder: &Path, arbiter: &P
         let _ = turn.end(works);
     }
     works
-}
-
-/// Whether a GPU of this machine is divided into instances: some have engines of their own, which the record of context
-/// switches does not tell apart.
-fn has_instances() -> bool {
-    let below = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
-    let gpus = below(Path::new("/proc/driver/nvidia/capabilities"));
-    gpus.flat_map(|gpu| below(&gpu.path().join("mig")).collect::<Vec<_>>())
-        .any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"gi"))
 }
 
 /// What a trial is of: the driver, and the GPUs that are lent.

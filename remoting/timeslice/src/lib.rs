@@ -22,14 +22,14 @@
 //! Who has had the GPU for how long is read from the driver's record of context switches ([`switches`]). It names channels
 //! by numbers, for which the driver is asked when they are made.
 //!
-//! [`Shared`] does this for all contexts of a worker as the arbiter says; [`trial`] shows on a real GPU whether the driver
-//! does what it says.
+//! [`Shared`] does this for all contexts of a worker as the arbiter says.
+
+#![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
 mod blocks;
 mod notes;
 mod shared;
 pub mod switches;
-pub mod trial;
 
 #[cfg(test)]
 mod tests;
@@ -38,6 +38,7 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     ffi::{c_int, c_ulong, c_void},
     fs, io,
+    path::Path,
     sync::{Condvar, Mutex, MutexGuard, PoisonError},
     thread,
     time::Duration,
@@ -143,6 +144,15 @@ pub fn of_this_process() -> Result<&'static Gate<Machine>, Error> {
     let text = fs::read_to_string("/proc/driver/nvidia/version").map_err(Error::Version)?;
     listed(&text)?;
     Ok(&GATE)
+}
+
+/// Whether a GPU of this machine is divided into instances (MIG): some have engines of their own, which the record of
+/// context switches does not tell apart.
+pub fn has_instances() -> bool {
+    let below = |folder: &Path| fs::read_dir(folder).into_iter().flatten().flatten();
+    let gpus = below(Path::new("/proc/driver/nvidia/capabilities"));
+    gpus.flat_map(|gpu| below(&gpu.path().join("mig")).collect::<Vec<_>>())
+        .any(|entry| entry.file_name().as_encoded_bytes().starts_with(b"gi"))
 }
 
 /// Whether the driver with this text about its version is of a listed branch.

@@ -16,7 +16,10 @@ use std::{
 use base::{Chain, gpus::Choice};
 use cuda_definition::driver::types::*;
 
-use super::{Context, Gate, Machine, Slice, Stopped, of_this_process, switches::Switches};
+use remoting_timeslice::{
+    Context, Error, Gate, Machine, Slice, Stopped, of_this_process, switches::Switches,
+};
+
 use crate::{driver::Api, probe::ask, start::devices};
 
 /// A kernel whose threads each advance a generator of numbers, in registers and through shared memory, until a word of
@@ -430,7 +433,7 @@ impl Trial {
                             done += 1;
                         }
                         // Something is being freed or created.
-                        Err(super::Error::Busy) => {}
+                        Err(Error::Busy) => {}
                         Err(error) => break Err(Chain(&error).to_string()),
                     }
                     pause(!done);
