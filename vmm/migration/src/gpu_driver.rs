@@ -17,16 +17,24 @@ impl GpuDriver {
     /// This host's.
     ///
     /// # Errors
-    /// Not found: the driver is not loaded. Otherwise it may not be read, as under Landlock.
+    /// Not found: the driver is not loaded. Otherwise it may not be read, as under Landlock, or where `/sys` or `/proc` lacks it.
     pub fn read() -> io::Result<Self> {
         Self::read_below(Path::new("/"))
     }
 
     fn read_below(root: &Path) -> io::Result<Self> {
-        let version = fs::read_to_string(root.join("sys/module/nvidia/version"))?;
+        let hidden = io::Error::other;
+        let modules = root.join("sys/module");
+        let version = fs::read_to_string(modules.join("nvidia/version")).map_err(|error| {
+            match modules.is_dir() {
+                true => error,
+                false => hidden(error),
+            }
+        })?;
         let mut models = Vec::new();
-        for gpu in fs::read_dir(root.join("proc/driver/nvidia/gpus"))? {
-            let text = fs::read_to_string(gpu?.path().join("information"))?;
+        for gpu in fs::read_dir(root.join("proc/driver/nvidia/gpus")).map_err(hidden)? {
+            let information = gpu.map_err(hidden)?.path().join("information");
+            let text = fs::read_to_string(information).map_err(hidden)?;
             let model = text.lines().find_map(|line| line.strip_prefix("Model:"));
             models.extend(model.map(|model| model.trim().to_owned()));
         }
@@ -120,9 +128,19 @@ mod tests {
     #[test]
     fn a_driver_that_is_missing_is_a_reason_and_one_that_is_hidden_is_none() {
         let there = host("580.1", &["NVIDIA H200"]).unwrap();
-        let none = tempfile::tempdir().unwrap();
-        let why = there.reasons(&GpuDriver::read_below(none.path()));
+        let root = tempfile::tempdir().unwrap();
+        let here = || GpuDriver::read_below(root.path());
+        assert_eq!(there.reasons(&here()), [""; 0], "there is no /sys");
+        fs::create_dir_all(root.path().join("sys/module")).unwrap();
+        let why = there.reasons(&here());
         assert!(why[0].contains("none loaded"), "{why:?}");
+        fs::create_dir_all(root.path().join("sys/module/nvidia")).unwrap();
+        fs::write(root.path().join("sys/module/nvidia/version"), "580.1\n").unwrap();
+        assert_eq!(
+            there.reasons(&here()),
+            [""; 0],
+            "/proc does not show its GPUs"
+        );
         let hidden = Err(io::ErrorKind::PermissionDenied.into());
         assert_eq!(there.reasons(&hidden), [""; 0]);
     }
