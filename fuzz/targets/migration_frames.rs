@@ -18,6 +18,7 @@ use vmm_migration::{
     connection::Connection,
     destination::{Destination, Host},
     files::GivenFile,
+    gpu_driver::GpuDriver,
     frame::{Header, Kind},
     lanes::Body,
     offer::{CopyOf, HostId, Moment, Offer, OfferedRegion},
@@ -124,7 +125,11 @@ fn offer() -> Vec<u8> {
         host: HostId::read(),
         copies: true,
         postcopy: false,
-        gpu_driver: None,
+        gpu_driver: Some(GpuDriver {
+            version: "580.159.04".to_owned(),
+            models: vec!["NVIDIA H200".to_owned()],
+            is_used: true,
+        }),
     };
     serde_json::to_vec(&offer).expect("an offer can be written")
 }

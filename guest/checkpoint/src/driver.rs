@@ -138,11 +138,27 @@ impl Driver {
         if outcome != Err(NOT_INITIALIZED) || self.is_initialized.swap(true, Ordering::Relaxed) {
             return outcome;
         }
-        // SAFETY: a call without pointers.
-        done(unsafe { (self.init)(0) }).inspect_err(|code| {
+        self.init().inspect_err(|code| {
             note!("gantry-checkpoint: the driver does not start: cuInit answers {code}");
         })?;
         done(call())
+    }
+
+    /// Initializes the library, unless that was tried before. Where this fails, a program could not be restored either, and
+    /// would be lost.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn start(&self) -> Result<(), Code> {
+        match self.is_initialized.swap(true, Ordering::Relaxed) {
+            true => Ok(()),
+            false => self.init(),
+        }
+    }
+
+    fn init(&self) -> Result<(), Code> {
+        // SAFETY: a call without pointers.
+        done(unsafe { (self.init)(0) })
     }
 
     fn call(&self, function: OnProcess, process: u32, block: &mut Block) -> Result<(), Code> {

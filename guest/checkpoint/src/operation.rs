@@ -20,8 +20,9 @@ use crate::{
 /// How often a step that takes long says so.
 const PROGRESS: Duration = Duration::from_secs(2);
 
-/// The most that a program has on a device beside its contents: 541 MiB were seen.
-const BESIDE: u64 = 1 << 30;
+/// The most that a program has on a device beside its contents: local memory of 64 KiB for each thread that 132
+/// multiprocessors can have, and the driver's own (541 MiB were seen).
+const BESIDE: u64 = 18 << 30;
 
 /// Something was not done.
 #[derive(Debug, thiserror::Error)]
@@ -326,6 +327,7 @@ fn resume_one(
             let stays = |reason| Unresumed::Stays(format!("stays suspended: {reason}"));
             let now = inventory(nvml, options.force).map_err(|error| stays(error.to_string()))?;
             let places = places(&noted.gpus, options, &now).map_err(stays)?;
+            driver.start().map_err(not_started)?;
             // A second attempt cannot succeed, and must not look as if it had: that this one began has to be known, even
             // if this program is killed.
             noted.is_resuming = true;
@@ -763,8 +765,12 @@ impl Work<'_> {
                 let places = match self.nvml.inventory() {
                     Ok(now) => places(&item.entry.gpus, &options, &now)
                         .map_err(|reason| Unresumed::Stays(format!("stays suspended: {reason}")))?,
-                    Err(_) => Vec::new(),
+                    Err(_) if self.force => Vec::new(),
+                    Err(error) => {
+                        return Err(Unresumed::Stays(format!("stays suspended: {error}")));
+                    }
                 };
+                driver.start().map_err(not_started)?;
                 item.entry.is_resuming = true;
                 if let Err(error) = self.journal.write(process, &item.entry) {
                     note!("gantry-checkpoint: {process}: {}", base::Chain(&error));
@@ -789,6 +795,12 @@ fn in_the_way(process: &Process, error: &io::Error) -> String {
     format!(
         "{process}: its limit of data memory (ulimit -d) is in the way, and cannot be raised: {error}"
     )
+}
+
+fn not_started(code: Code) -> Unresumed {
+    Unresumed::Stays(format!(
+        "stays suspended: the driver does not start: cuInit answers {code}; nothing was tried"
+    ))
 }
 
 fn not_unlocked(code: Code) -> Unresumed {

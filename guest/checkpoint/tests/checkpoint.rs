@@ -304,6 +304,38 @@ fn what_is_undone_waits_for_room_on_the_device() {
 }
 
 #[test]
+fn what_cannot_be_looked_at_stays_suspended_when_all_is_undone() {
+    let rig = Rig::new(2);
+    let (first, second) = (rig.id(0), rig.id(1));
+    // NVML fails from then on.
+    fs::write(rig.path("gpu-then"), "").unwrap();
+    rig.fail("checkpoint", 1, 801);
+    let (status, said) = rig.failed(&["suspend", &first, &second]);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("stays suspended"), "{said}");
+    assert_eq!([rig.state(0), rig.state(1)], ["2", "0"]);
+    rig.gpu(GPU, GIB, &[0, GIB / 8]);
+    rig.done(&["resume", "--all"]);
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
+fn a_program_is_not_lost_where_the_driver_does_not_start() {
+    let rig = Rig::new(1);
+    rig.done(&["suspend", &rig.id(0)]);
+    fs::write(rig.path("fail-init-0"), "802").unwrap();
+    rig.fail("restore", 0, 999);
+    let (status, said) = rig.failed(&["resume", "--all"]);
+    assert_eq!(status, 1, "{said}");
+    assert!(said.contains("cuInit answers error 802"), "{said}");
+    assert_eq!(rig.state(0), "2");
+    fs::remove_file(rig.path("fail-init-0")).unwrap();
+    rig.heal("restore", 0);
+    rig.done(&["resume", "--all"]);
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
 fn what_is_forced_is_undone_without_a_look_at_the_device() {
     let rig = Rig::new(2);
     let (first, second) = (rig.id(0), rig.id(1));
@@ -322,8 +354,8 @@ fn what_others_give_back_meanwhile_is_not_needed_to_resume() {
     let device = |free: u64, used: u64| format!("{GPU} {} {}\n", free * GIB, used * GIB);
     fs::write(rig.path("gpu"), device(10, 60)).unwrap();
     fs::write(rig.path("gpu-then"), device(70, 0)).unwrap();
-    rig.done(&["suspend", "--force", "--all"]);
-    fs::write(rig.path("gpu"), device(2, 0)).unwrap();
+    rig.done(&["suspend", "--force", &rig.id(0)]);
+    fs::write(rig.path("gpu"), device(20, 0)).unwrap();
     rig.done(&["resume", "--all"]);
     assert_eq!(rig.state(0), "0");
 }
@@ -332,7 +364,7 @@ fn what_others_give_back_meanwhile_is_not_needed_to_resume() {
 fn the_library_is_initialized_where_its_functions_want_that() {
     let rig = Rig::new(1);
     fs::write(rig.path("uninitialized"), "").unwrap();
-    rig.done(&["suspend", "--all"]);
+    rig.done(&["suspend", &rig.id(0)]);
     assert_eq!(rig.state(0), "2");
     rig.done(&["resume", "--all"]);
     assert_eq!(rig.state(0), "0");

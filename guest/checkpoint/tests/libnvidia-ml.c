@@ -28,7 +28,7 @@ int nvmlSystemGetDriverVersion(char *version, unsigned length) {
     snprintf(version, length, "%s", given ? given : "580.159.04");
     return 0;
 }
-int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 1; return nvmlInit_v2(); }
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void **device) { *device = device; return index; }
 int nvmlDeviceGetUUID(void *device, char *uuid, unsigned length) {
     unsigned long long free, used;

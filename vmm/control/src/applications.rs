@@ -47,9 +47,11 @@ impl Control {
         let then = self.refuse_if_moving().and_then(|()| {
             Ok(match self.suspends_programs()? {
                 true => {
-                    // It is looked at before anything stops. Others may have it until it is written.
+                    // A file is made there before anything stops. Others may have it until it is written.
                     let directory = place(snapshot.directory(), &snapshot.destination_url)?;
-                    Saving::new(directory).map_err(|error| failed(&error))?;
+                    let trial =
+                        Saving::new(directory).and_then(|saving| saving.archive().map(drop));
+                    trial.map_err(|error| failed(&error))?;
                     Then::Pause(snapshot)
                 }
                 false => Then::Write(self.begin_snapshot(&snapshot)?),

@@ -11,6 +11,9 @@ pub struct GpuDriver {
     pub version: String,
     /// Types of its GPUs, such as `NVIDIA H200`, each once, sorted.
     pub models: Vec<String>,
+    /// Whether programs of the machine use it now.
+    #[serde(default)]
+    pub is_used: bool,
 }
 
 impl GpuDriver {
@@ -43,6 +46,7 @@ impl GpuDriver {
         Ok(Self {
             version: version.trim().to_owned(),
             models,
+            is_used: false,
         })
     }
 
@@ -51,6 +55,10 @@ impl GpuDriver {
         let here = match here {
             Ok(here) => here,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                // A machine without programs may wait for a driver.
+                if !self.is_used {
+                    return Vec::new();
+                }
                 return vec![
                     "the guest's CUDA programs need NVIDIA's driver, and this host has none loaded"
                         .to_owned(),
@@ -62,17 +70,17 @@ impl GpuDriver {
         let mut reasons = Vec::new();
         if self.version != here.version {
             reasons.push(format!(
-                "the guest's CUDA programs were started with version {} of NVIDIA's driver, and this host has {}: \
-                 install the same version",
+                "the guest's CUDA programs are for version {} of NVIDIA's driver, and this host has {}: install the \
+                 same version, or leave the accelerator behind (accel=Detach)",
                 self.version, here.version
             ));
         }
-        // Of several types, it is not known which one the VM has.
-        if let [model] = &*self.models
-            && !here.models.contains(model)
-        {
+        // Of several types, it is not known which one the machine has.
+        let is_common = |model| here.models.contains(model);
+        if !self.models.is_empty() && !self.models.iter().any(is_common) {
             reasons.push(format!(
-                "the guest's CUDA programs use a GPU of type {model}, and this host has {}",
+                "the guest's CUDA programs use a GPU of type {}, and this host has {}",
+                self.models.join(" or "),
                 match here.models.is_empty() {
                     true => "none".to_owned(),
                     false => here.models.join(", "),
@@ -122,16 +130,20 @@ mod tests {
         assert!(why[0].contains("has none"), "{why:?}");
         // Which of them it is, is not known.
         let both = host("580.1", &["NVIDIA H100", "NVIDIA H200"]).unwrap();
-        assert_eq!(both.reasons(&host("580.1", &["NVIDIA L4"])), [""; 0]);
+        assert_eq!(both.reasons(&host("580.1", &["NVIDIA H100"])), [""; 0]);
+        let why = both.reasons(&host("580.1", &["NVIDIA L4"]));
+        assert!(why[0].contains("NVIDIA H100 or NVIDIA H200"), "{why:?}");
     }
 
     #[test]
     fn a_driver_that_is_missing_is_a_reason_and_one_that_is_hidden_is_none() {
-        let there = host("580.1", &["NVIDIA H200"]).unwrap();
+        let mut there = host("580.1", &["NVIDIA H200"]).unwrap();
         let root = tempfile::tempdir().unwrap();
         let here = || GpuDriver::read_below(root.path());
         assert_eq!(there.reasons(&here()), [""; 0], "there is no /sys");
         fs::create_dir_all(root.path().join("sys/module")).unwrap();
+        assert_eq!(there.reasons(&here()), [""; 0], "no program uses it");
+        there.is_used = true;
         let why = there.reasons(&here());
         assert!(why[0].contains("none loaded"), "{why:?}");
         fs::create_dir_all(root.path().join("sys/module/nvidia")).unwrap();

@@ -69,7 +69,7 @@ pub struct Offer {
     /// Contents of applications may be left out of their state; they follow when the machine runs at the destination.
     #[serde(default, skip_serializing_if = "is_false")]
     pub postcopy: bool,
-    /// What the host has of which CUDA programs of the guest are served, if it has such.
+    /// The driver by which CUDA programs of the guest are served, if it has a port for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_driver: Option<GpuDriver>,
 }

@@ -35,10 +35,10 @@ const SELDOM: Duration = Duration::from_secs(1);
 /// How long after a failed resumption it is tried again, at first and at most.
 const AGAIN: Duration = Duration::from_secs(1);
 const AT_MOST: Duration = Duration::from_secs(60);
-/// How long the checkpointer may work until it seems to hang: less than the host waits.
+/// How long the checkpointer may work until it seems to hang: less than the host waits, which is ten minutes.
 const HANGS: Duration = match cfg!(test) {
     true => Duration::from_millis(300),
-    false => Duration::from_secs(300),
+    false => Duration::from_secs(540),
 };
 const ELSEWHERE: &str = "programs with native contexts are served by their port only";
 
@@ -56,7 +56,8 @@ enum Report {
 enum Purpose {
     /// To look for what is in the way.
     Check(Wish, u16),
-    Suspend(Wish, u16),
+    /// These processes.
+    Suspend(Wish, Vec<u32>),
     Resume(Report),
 }
 
@@ -65,10 +66,19 @@ struct Work {
     purpose: Purpose,
     working: Working,
     since: Instant,
-    /// A wish that has come meanwhile, and waits.
-    next: Option<Wish>,
     /// Whether the log says that it seems to hang.
     is_noted: bool,
+}
+
+impl Purpose {
+    /// The wish that it is for.
+    fn wish(&self) -> Option<Wish> {
+        match self {
+            Self::Check(wish, _) | Self::Suspend(wish, _) => Some(*wish),
+            Self::Resume(Report::Resumed(wish) | Report::Stay(wish, _)) => Some(*wish),
+            Self::Resume(Report::None) => None,
+        }
+    }
 }
 
 enum Phase {
@@ -97,6 +107,8 @@ pub struct Suspension {
     phase: Phase,
     /// The last wish that was answered, or is being carried out.
     heard: Option<Wish>,
+    /// The wish after it, which is told to have begun, and waits.
+    waiting: Option<Wish>,
     /// When a resumption of which a part has failed is tried again. Other programs are served meanwhile.
     again: Option<Instant>,
     /// How long after a failed resumption the next one is tried.
@@ -114,6 +126,7 @@ impl Suspension {
             checkpointer,
             phase,
             heard: None,
+            waiting: None,
             again: None,
             delay: AGAIN,
         }
@@ -130,7 +143,10 @@ impl Suspension {
             Phase::Serving => true,
             Phase::Works(ref work) => match work.purpose {
                 Purpose::Check(..) | Purpose::Resume(_) => true,
-                Purpose::Suspend(..) => Checkpointer::is(process, user),
+                // One whose worker has ended meanwhile may have to go on with another one.
+                Purpose::Suspend(_, ref processes) => {
+                    processes.contains(&process) || Checkpointer::is(process, user)
+                }
             },
             Phase::Releases { .. } | Phase::Closes { .. } | Phase::Suspended { .. } => false,
         }
@@ -146,8 +162,8 @@ impl Suspension {
                 let wish = (!has_interrupts).then_some(SELDOM);
                 again.into_iter().chain(wish).min()
             }
-            // Its end is waited for; and whether it hangs, while a wish waits for that.
-            Phase::Works(work) if has_interrupts && work.next.is_none() && work.is_noted => None,
+            // Its end is waited for; and whether it hangs.
+            Phase::Works(work) if has_interrupts && work.is_noted => None,
             Phase::Works(_) => Some(SELDOM),
             _ => Some(LOOK),
         }
@@ -193,12 +209,18 @@ impl<P: OneSlice> Step<'_, P> {
                 wish,
                 programs,
                 since,
-            } => self.release_all(wish, programs, since),
+            } => {
+                self.begin_next(is_due);
+                self.release_all(wish, programs, since)
+            }
             Phase::Closes {
                 wish,
                 programs,
                 since,
-            } => self.closed(wish, programs, since),
+            } => {
+                self.begin_next(is_due);
+                self.closed(wish, programs, since)
+            }
             Phase::Suspended { programs } => self.stay_suspended(programs),
         };
         self.suspension.phase = match phase {
@@ -271,7 +293,10 @@ impl<P: OneSlice> Step<'_, P> {
         let count = u16::try_from(processes.len()).unwrap_or(u16::MAX);
         let (purpose, task) = match is_trial {
             true => (Purpose::Check(wish, count), Task::Check(&processes)),
-            false => (Purpose::Suspend(wish, count), Task::Suspend(&processes)),
+            false => (
+                Purpose::Suspend(wish, processes.clone()),
+                Task::Suspend(&processes),
+            ),
         };
         self.work(purpose, task).unwrap_or_else(|reason| {
             self.tell(wish, OutcomeKind::Stay, count, &reason);
@@ -291,7 +316,6 @@ impl<P: OneSlice> Step<'_, P> {
             purpose,
             working,
             since: Instant::now(),
-            next: None,
             is_noted: false,
         }))
     }
@@ -299,30 +323,36 @@ impl<P: OneSlice> Step<'_, P> {
     /// The checkpointer has not ended. Nothing may end it amid a step of the driver: a wish that comes meanwhile waits,
     /// unless it seems to hang.
     fn still_works(&mut self, mut work: Work, is_due: bool) -> Phase {
-        let hangs = work.since.elapsed() >= HANGS;
-        if hangs && !work.is_noted {
-            base::note!("gantry-agent: {}", work.working.hanging(work.since));
-            work.is_noted = true;
+        self.begin_next(is_due);
+        if work.since.elapsed() < HANGS {
+            return Phase::Works(work);
         }
+        let reason = work.working.hanging(work.since);
+        if !work.is_noted {
+            base::note!("gantry-agent: {reason}");
+            work.is_noted = true;
+            if let Some(wish) = work.purpose.wish() {
+                self.tell(wish, OutcomeKind::Stay, 1, &reason);
+            }
+        }
+        if let Some(wish) = self.suspension.waiting.take() {
+            self.suspension.heard = Some(wish);
+            self.tell(wish, OutcomeKind::Stay, 1, &reason);
+        }
+        Phase::Works(work)
+    }
+
+    /// Tells the host of a wish that comes while another one is carried out that it is heard.
+    fn begin_next(&mut self, is_due: bool) {
         let wish = match is_due {
             true => self.port.wish(),
             false => None,
         };
-        let new = wish.filter(|_| wish != self.suspension.heard && wish != work.next);
-        if let Some(wish) = new {
-            self.tell(wish, OutcomeKind::Begun, 0, "");
-            work.next = Some(wish);
+        let Suspension { heard, waiting, .. } = self.suspension;
+        if let Some(new) = wish.filter(|_| wish != *heard && wish != *waiting) {
+            *waiting = wish;
+            self.tell(new, OutcomeKind::Begun, 0, "");
         }
-        if hangs && let Some(wish) = work.next.take() {
-            self.suspension.heard = Some(wish);
-            self.tell(
-                wish,
-                OutcomeKind::Stay,
-                1,
-                &work.working.hanging(work.since),
-            );
-        }
-        Phase::Works(work)
     }
 
     /// Resumes what is suspended.
@@ -366,9 +396,9 @@ impl<P: OneSlice> Step<'_, P> {
                 self.tell(wish, OutcomeKind::Stay, programs, &failure.reason);
                 Phase::Serving
             }
-            (Purpose::Suspend(wish, programs), Ok(_)) => Phase::Releases {
+            (Purpose::Suspend(wish, processes), Ok(_)) => Phase::Releases {
                 wish,
-                programs,
+                programs: u16::try_from(processes.len()).unwrap_or(u16::MAX),
                 since: Instant::now(),
             },
             (Purpose::Suspend(wish, _), Err(failure)) => self.give_up(wish, failure.reason),

@@ -318,7 +318,7 @@ impl Control {
     }
 
     /// Every reason why an offer cannot be accepted.
-    fn reasons_to_refuse(&mut self, offer: &Offer) -> Vec<String> {
+    pub(super) fn reasons_to_refuse(&mut self, offer: &Offer) -> Vec<String> {
         let mut reasons = Vec::new();
         if self.life.config().is_some() {
             reasons.push("the destination has a VM already".to_owned());

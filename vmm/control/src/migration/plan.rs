@@ -97,8 +97,7 @@ pub(super) fn make(
         host,
         copies: has_applications && request.accel_copies,
         postcopy,
-        // The destination cannot compare what may not be read here.
-        gpu_driver: native.and_then(|_| GpuDriver::read().ok()),
+        gpu_driver: takes_programs.then(|| gpu_driver(machine)).flatten(),
     };
     let plan = Plan {
         offer,
@@ -111,6 +110,18 @@ pub(super) fn make(
         },
     };
     Ok((plan, applications))
+}
+
+/// The driver that a machine's ports for native contexts need. Programs may be suspended already, or start later. `None`: there is
+/// no such port, or the driver may not be read here, so that the destination cannot compare it.
+fn gpu_driver(machine: &Machine) -> Option<GpuDriver> {
+    let ports = machine.devices().ports();
+    let mut native = ports.iter().filter(|(_, port)| port.is_native()).peekable();
+    native.peek()?;
+    Some(GpuDriver {
+        is_used: native.any(|(_, port)| port.has_native_programs()),
+        ..GpuDriver::read().ok()?
+    })
 }
 
 /// Why a machine, without the devices that leave first, cannot be migrated as requested.

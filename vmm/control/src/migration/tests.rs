@@ -1,5 +1,9 @@
 //! Responses of a VMM whose VM has left, until it exits: none of this needs KVM.
 
+use serde_json::json;
+use vmm_config::VmConfig;
+use vmm_migration::{gpu_driver::GpuDriver, offer::Offer};
+
 use super::*;
 use crate::tests::control;
 
@@ -34,4 +38,25 @@ fn nothing_begins_in_a_vmm_that_ends_because_its_vm_has_left() {
     let said = refused.unwrap_err().to_string();
     assert!(said.contains("the VM has left"), "{said}");
     control.refuse_if_migrating(&Request::VmMigration).unwrap();
+}
+
+#[test]
+fn a_driver_that_this_host_does_not_have_is_a_reason_to_refuse_a_vm() {
+    let mut control = control();
+    let mut offer: Offer = serde_json::from_value(json!({
+        "protocol": 0, "state_version": 0, "gantry": "", "config": VmConfig::default(), "regions": [],
+        "verify": false, "dry_run": true, "paused": false,
+    }))
+    .unwrap();
+    let mut reasons = |gpu_driver| {
+        offer.gpu_driver = gpu_driver;
+        let said = control.reasons_to_refuse(&offer).join("; ");
+        said.contains("CUDA programs")
+    };
+    assert!(!reasons(None));
+    assert!(reasons(Some(GpuDriver {
+        version: "0.0".to_owned(),
+        models: Vec::new(),
+        is_used: true,
+    })));
 }
