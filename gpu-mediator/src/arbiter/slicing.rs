@@ -37,6 +37,8 @@ const LONG: Duration = Duration::from_millis(50);
 const WORTH: f64 = 0.04;
 /// After turns, slices are used again when all workers could for so long.
 pub(super) const SETTLED: Duration = Duration::from_secs(2);
+/// A worker that had work before for so long is stopped with others of its client.
+const RECENT: Duration = Duration::from_secs(1);
 /// For how long a worker may go on although it was told to stop, if there is no limit for requests.
 const DISOBEDIENCE: Duration = Duration::from_secs(10);
 
@@ -49,6 +51,8 @@ pub(super) struct Reported {
     is_metered: bool,
     /// For how long it has had work without using the device.
     spare: Duration,
+    /// When it last had work.
+    worked: Moment,
     switching: Duration,
     completions: u64,
 }
@@ -102,6 +106,8 @@ struct News {
     vm: ClientId,
     gpus: u64,
     told_to_stop: bool,
+    /// Whether it had work lately.
+    is_recent: bool,
     report: Report,
 }
 
@@ -211,8 +217,8 @@ impl Arbiter {
                     ledger.join(client, vm.weight);
                 }
                 let own = || here().filter(|news| news.vm == client);
-                let mut told = own().filter(|news| news.told_to_stop).peekable();
-                let stopped = told.peek().is_some() && told.all(|news| news.report.stopped);
+                // One that cannot stop, or got work just now, does not end the stop of others.
+                let stopped = own().any(|news| news.told_to_stop && news.report.stopped);
                 let mut present = Duration::ZERO;
                 let mut measured = Duration::ZERO;
                 for news in own() {
@@ -266,6 +272,7 @@ impl Arbiter {
                 metered: time(account.metered.load(Ordering::Relaxed)),
                 is_metered,
                 spare: Duration::ZERO,
+                worked: Moment::START,
                 switching: time(account.switching.load(Ordering::Relaxed)),
                 completions: account.completions.load(Ordering::Relaxed),
             };
@@ -279,7 +286,12 @@ impl Arbiter {
             };
             let most = present.saturating_add(before.spare);
             let metered = metered.min(most);
+            let worked = match present.is_zero() {
+                true => before.worked,
+                false => now,
+            };
             member.reported = Some(Reported {
+                worked,
                 spare: (most - metered).min(SPARE),
                 ..read
             });
@@ -287,6 +299,7 @@ impl Arbiter {
                 vm: member.vm,
                 gpus: account.gpus.load(Ordering::Relaxed),
                 told_to_stop: member.worker.is_told_to_stop(),
+                is_recent: now.since(worked) < RECENT,
                 report: Report {
                     present,
                     used: match is_metered {
@@ -303,22 +316,23 @@ impl Arbiter {
         read.collect()
     }
 
-    /// Tells workers what the ledgers say. Of a stopped client's workers, only those with work are told to stop, as each stop takes
-    /// the driver's time; but all as soon as another one has work meanwhile, so that work in turn by many escapes once.
+    /// Tells workers what the ledgers say. Of a stopped client's workers, only those that had work [lately](RECENT) are told to
+    /// stop, as each stop takes the driver's time; but all as soon as another one has work meanwhile, so that work in turn by many
+    /// escapes once.
     fn tell_workers(&mut self, news: &[News], now: Moment) {
         let limit = self.limit.unwrap_or(DISOBEDIENCE);
         let works = |news: &&News| !news.report.present.is_zero();
+        let place = |news: &News| (news.vm, news.gpus);
         let told = news.iter().filter(|news| news.told_to_stop);
-        let told: BTreeSet<ClientId> = told.map(|news| news.vm).collect();
+        let told: BTreeSet<_> = told.map(place).collect();
         let late = news.iter().filter(works).filter(|news| !news.told_to_stop);
-        let all: BTreeSet<ClientId> = late
-            .map(|news| news.vm)
-            .filter(|vm| told.contains(vm))
-            .collect();
+        let late: BTreeSet<_> = late.map(place).collect();
         for (member, own) in self.members.values_mut().zip(news) {
             let ledgers = || gpus(own.gpus).filter_map(|gpu| self.slicing.ledgers.get(&gpu));
             let stop = ledgers().any(|ledger| ledger.is_stopped(own.vm))
-                && (own.told_to_stop || works(&own) || all.contains(&own.vm));
+                && (own.told_to_stop
+                    || own.is_recent
+                    || [&told, &late].iter().all(|set| set.contains(&place(own))));
             member.worker.stop_until(stop.then(|| now + HOLD));
             // Those of one client share its slices.
             let sharers = news.iter().filter(|news| news.vm == own.vm).filter(works);

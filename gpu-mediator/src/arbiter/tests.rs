@@ -699,9 +699,11 @@ fn of_a_stopped_client_those_with_work_are_stopped() {
     };
     arranged.connect(&path, &join.to_bytes());
     arranged.connect(&path, &join.to_bytes());
-    for id in [3, 4] {
+    arranged.connect(&path, &join.to_bytes());
+    // The last one is on another GPU.
+    for (id, gpus) in [(3, 1), (4, 1), (5, 2)] {
         let account = arranged.arbiter.members[&id].worker.account();
-        account.gpus.store(1, Ordering::Relaxed);
+        account.gpus.store(gpus, Ordering::Relaxed);
     }
     let mut now = Moment::now();
     let told = |arranged: &Arranged| {
@@ -709,6 +711,9 @@ fn of_a_stopped_client_those_with_work_are_stopped() {
     };
     let review = |arranged: &mut Arranged, uses: &[f64], now: &mut Moment| {
         report(arranged, uses, *now);
+        let elsewhere = arranged.arbiter.members[&5].worker.account();
+        elsewhere.present_since.store(1, Ordering::Relaxed);
+        elsewhere.present_until.store(u64::MAX, Ordering::Relaxed);
         *now += Duration::from_millis(4);
         arranged.arbiter.share_by_slices(*now);
     };
@@ -723,6 +728,17 @@ fn of_a_stopped_client_those_with_work_are_stopped() {
     assert!(ledger.is_stopped(arranged.arbiter.members[&1].vm));
     review(&mut arranged, &[0.5, 0.3, 0.5], &mut now);
     assert_eq!(told(&arranged), [true; 3]);
+    // The next stop is one of those that had work lately.
+    while told(&arranged) != [false; 3] {
+        review(&mut arranged, &[0.0, 0.9], &mut now);
+    }
+    let account = arranged.arbiter.members[&3].worker.account();
+    account.present_since.store(0, Ordering::Relaxed);
+    account.present_until.store(0, Ordering::Relaxed);
+    while told(&arranged) == [false; 3] {
+        review(&mut arranged, &[0.9, 0.3], &mut now);
+    }
+    assert_eq!(told(&arranged), [true, true, false]);
 }
 
 #[test]

@@ -16,8 +16,8 @@
 //!   bounds how long each waits.
 //! - A client that overdraws with the least slice is stopped until it is level, while another one is owed time, but no longer
 //!   than until 1 ms of the device have become due to it, so that a step waits for about that. The more its debt grows all the
-//!   same, the longer are its stops, up to [`LONGEST_STOP`]. Larger debts are forgiven, so weights of more than about 1 to 20 are not held
-//!   exactly.
+//!   same, the longer are its stops, up to [`LONGEST_STOP`]. Larger debts are forgiven, so weights of more than about 1 to 20 are not
+//!   held exactly.
 //!
 //! - If the owed completes nothing during a stop, because it waits for something else than the device, it loses its credit,
 //!   and nobody is stopped for it until it has completed something.
@@ -67,10 +67,12 @@ const LEAST: f64 = LEAST_SLICE.as_micros() as f64 / 1e3;
 const LONGEST_SLICE: f64 = 30.0;
 /// The sum of all slices, in milliseconds per client that has used or was due something.
 const CYCLE: f64 = 2.0;
-/// Bounds of a credit, in milliseconds. What is reported comes in lumps, so a debt has to grow by more than these to have stops
-/// become longer.
+/// Bounds of a credit, in milliseconds.
 const MOST_CREDIT: f64 = 40.0;
 const MOST_DEBT: f64 = 60.0;
+/// The bound of a debt is its part of that, but at least this many times the debt for which a client is stopped, so that stops can
+/// become longer before debts are forgiven.
+const LEAST_BOUND: f64 = 4.0;
 /// The exponent with which slices follow the ratio of due and use: below one, so that they do not oscillate.
 const GAIN: f64 = 0.35;
 /// A credit of so many milliseconds doubles a slice, if it could do so at once.
@@ -414,6 +416,16 @@ impl Ledger {
             (account.due, account.measured) = (0.0, 0.0);
             account.was_long = false;
         }
+        self.forgive();
+    }
+
+    /// Forgives debts that would take longer than a stop.
+    fn forgive(&mut self) {
+        // Those that are away keep their debts, within [`MOST_DEBT`].
+        let debts = self.debts();
+        for account in self.accounts.values_mut().filter(|one| one.takes_part()) {
+            account.credit = account.credit.max(-debts.most(account));
+        }
     }
 
     fn debts(&self) -> Debts {
@@ -504,11 +516,17 @@ impl Debts {
         weight(account) / self.total
     }
 
+    /// The debt above which it is forgiven.
+    fn most(&self, account: &Account) -> f64 {
+        let bound = (MOST_DEBT * self.part(account)).max(LEAST_BOUND * self.overdrawn);
+        bound.min(MOST_DEBT)
+    }
+
     /// For how long a client with its debt is stopped at most. Its steps wait for so long, so stops are only as long as the
     /// debt's growth requires.
     fn stop(&self, account: &Account) -> Duration {
         let least = (STOPPED_FOR / self.part(account)).min(millis(LONGEST_STOP));
-        let grown = (-account.credit - self.overdrawn) / (MOST_DEBT - self.overdrawn);
+        let grown = (-account.credit - self.overdrawn) / (self.most(account) - self.overdrawn);
         let longer = (millis(LONGEST_STOP) - least) * grown.clamp(0.0, 1.0).powi(2);
         Duration::from_secs_f64((least + longer) / 1e3)
     }
@@ -670,7 +688,7 @@ mod tests {
     #[test]
     fn a_stop_is_as_short_as_the_debt_allows() {
         // A quarter of the time is its due. Stops end with the nearest review.
-        for (debt, most) in [(2.5, 4.0), (19.0, 8.0), (39.0, 28.0), (60.0, 60.0)] {
+        for (debt, most) in [(2.5, 4.0), (5.0, 8.0), (8.0, 16.0), (14.0, 60.0)] {
             let mut ledger = two([1, 3]);
             owe(&mut ledger, debt);
             ledger.accounts.get_mut(&ONE).unwrap().credit = -MOST_DEBT;
