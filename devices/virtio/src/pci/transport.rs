@@ -72,6 +72,9 @@ pub struct TransportState {
     device_feature_select: u32,
     driver_feature_select: u32,
     driver_features: u64,
+    /// Features that a driver may have again although they were not offered where this was saved.
+    #[serde(default)]
+    kept_features: u64,
     queue_select: u16,
     config_vector: u16,
     isr: u8,
@@ -787,6 +790,7 @@ impl Registers {
             device_feature_select: self.device_feature_select,
             driver_feature_select: self.driver_feature_select,
             driver_features: self.driver_features,
+            kept_features: self.kept_features,
             queue_select: self.queue_select,
             config_vector: self.interrupt.config_vector(),
             isr: self.interrupt.isr(),
@@ -810,10 +814,13 @@ impl Registers {
         self.device_feature_select = state.device_feature_select;
         self.driver_feature_select = state.driver_feature_select;
         self.driver_features = state.driver_features;
-        if state.status & status::FEATURES_OK != 0 {
-            // Checked: refused ones.
-            self.kept_features = state.driver_features & !self.offered();
-        }
+        let negotiated = match state.status & status::FEATURES_OK {
+            0 => 0,
+            _ => state.driver_features,
+        };
+        // Those of the driver are checked.
+        let had = negotiated | state.kept_features & self.device.refused_features();
+        self.kept_features = had & !self.offered();
         self.queue_select = state.queue_select;
         self.interrupt.set_config_vector(state.config_vector);
         self.interrupt.set_isr(state.isr);

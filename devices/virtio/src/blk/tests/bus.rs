@@ -98,8 +98,24 @@ fn a_driver_that_discards_goes_on_where_nothing_is_given_back() {
     assert!(driver.negotiate(features));
     assert_eq!(driver.features(), here);
     assert!(!driver.negotiate(features | 1));
+    driver.set_status(0);
+    let function = target.segment.function(bdf).unwrap();
+    function.lock().unwrap().pause().unwrap();
+    let mut suspended = function.lock().unwrap().save().unwrap();
     // Of what it never had, nothing is taken up.
     let mut forged = state;
     *forged.pointer_mut("/transport/driver_features").unwrap() = (features | 1).into();
     target.segment.restore(bdf, forged).unwrap_err();
+    drop((function, target));
+    // Nor does it look if it is taken further while it is suspended.
+    for forged in [0, 1] {
+        let kept = suspended.pointer_mut("/transport/kept_features").unwrap();
+        *kept = (kept.as_u64().unwrap() | forged).into();
+        let next = Rig::new();
+        let (bdf, _) = plug(&next, false);
+        next.segment.restore(bdf, suspended.clone()).unwrap();
+        let driver = VirtioDriver::new(&next, bdf);
+        assert!(driver.negotiate(features));
+        assert!(!driver.negotiate(features | 1));
+    }
 }
