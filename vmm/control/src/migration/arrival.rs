@@ -121,7 +121,12 @@ impl Receives for Coming {
         let answer = self
             .control
             .ask(move |control| control.reasons_to_refuse(&examined));
-        answer.unwrap_or_else(|| vec!["the destination's VMM ends".to_owned()])
+        let Some((mut reasons, config)) = answer else {
+            return vec!["the destination's VMM ends".to_owned()];
+        };
+        // On this thread: that takes as long as the storage of the files likes.
+        reasons.extend(config.iter().flat_map(|config| absent_files(config)));
+        reasons
     }
 
     fn is_here(&self, host: &HostId) -> bool {
@@ -317,16 +322,18 @@ impl Control {
         }
     }
 
-    /// Every reason why an offer cannot be accepted.
-    pub(super) fn reasons_to_refuse(&mut self, offer: &Offer) -> Vec<String> {
+    /// Every reason why an offer cannot be accepted, but for files that are missing, and the configuration whose files
+    /// those are.
+    pub(super) fn reasons_to_refuse(
+        &mut self,
+        offer: &Offer,
+    ) -> (Vec<String>, Option<Box<VmConfig>>) {
         let mut reasons = Vec::new();
         if self.life.config().is_some() {
             reasons.push("the destination has a VM already".to_owned());
         }
-        match self.incoming_config(offer) {
-            Ok(config) => reasons.extend(absent_files(&config)),
-            Err(more) => reasons.extend(more),
-        }
+        let config = self.incoming_config(offer);
+        let config = config.map_err(|more| reasons.extend(more)).ok();
         if let Some(driver) = &offer.gpu_driver {
             reasons.extend(driver.reasons(&GpuDriver::read()));
         }
@@ -336,7 +343,7 @@ impl Control {
                 Err(error) => reasons.push(Chain(&error).to_string()),
             }
         }
-        reasons
+        (reasons, config)
     }
 
     /// The configuration of an offer, adapted to this host, or everything that is wrong with it.

@@ -50,7 +50,7 @@ fn a_driver_that_this_host_does_not_have_is_a_reason_to_refuse_a_vm() {
     .unwrap();
     let mut reasons = |gpu_driver| {
         offer.gpu_driver = gpu_driver;
-        let said = control.reasons_to_refuse(&offer).join("; ");
+        let said = control.reasons_to_refuse(&offer).0.join("; ");
         said.contains("CUDA programs")
     };
     assert!(!reasons(None));
