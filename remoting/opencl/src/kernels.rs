@@ -272,14 +272,18 @@ impl Server {
         if refused {
             return Err(codes::INVALID_ARG_VALUE);
         }
-        if parameter == Some(&Parameter::Unknown)
-            && matches!(call.value, Value::Mem(Some(_)))
-            && !matches!(
-                arguments.get(call.index),
-                Some(Argument::Mem(_) | Argument::Svm(_))
-            )
-            && self.is_number(kernel, call.index)
-        {
+        let is_untold = parameter == Some(&Parameter::Unknown);
+        let last = arguments.get(call.index);
+        let is_first = !matches!(last, Some(Argument::Mem(_) | Argument::Sampler(_)));
+        let is_there = match &call.value {
+            Value::Mem(Some(id)) => self.backend.mems.get(id.0).map(|_| true)?,
+            Value::Sampler(id) => self.backend.samplers.get(id.0).map(|_| true)?,
+            _ => false,
+        };
+        if is_untold && is_first && is_there && self.is_number(kernel, call.index) {
+            // It has no value of the application's any more.
+            let kernel = self.backend.kernels.get_mut(call.kernel.0)?;
+            kernel.refuse(call.index, codes::INVALID_KERNEL_ARGS);
             return Err(codes::INVALID_ARG_VALUE);
         }
         let handle;
@@ -332,8 +336,8 @@ impl Server {
         Ok(())
     }
 
-    /// Whether a parameter of a kind that the driver does not tell is a number of a handle's size: a memory object would show
-    /// the kernel an address in this process. Buffers and local memory may have no value, and images no null object either.
+    /// Whether a parameter of a kind that the driver does not tell is a number of a handle's size: an object would show the
+    /// kernel an address in this process. Buffers and local memory may have no value; images and samplers may not be null.
     /// Changes the argument's value.
     fn is_number(&self, kernel: Handle, index: u32) -> bool {
         let (size, zero) = (size_of::<Handle>(), [0u8; size_of::<Handle>()]);

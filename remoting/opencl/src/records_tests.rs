@@ -257,17 +257,27 @@ fn a_number_of_an_untold_kind_shows_no_handle_of_memory() {
     let mut server = server_of(with_parameters::<UntoldNumber>(Api::null()));
     program(&mut server, 0, b"");
     kernel(&mut server, 0, 0);
-    let mut set = |index| {
-        server.set_argument(&SetArgument {
-            kernel: KernelId(0),
-            index,
-            value: Value::Mem(Some(MemId(0))),
-        })
-    };
-    for _ in 0..2 {
+    sampler(&mut server);
+    for value in [
+        Value::Mem(Some(MemId(0))),
+        Value::Mem(Some(MemId(0))),
+        Value::Sampler(SamplerId(0)),
+    ] {
+        // A kernel of its own: an argument keeps its kind.
+        server.release_kernel(KernelId(0)).unwrap();
+        kernel(&mut server, 0, 0);
+        let mut set = |index| {
+            server.set_argument(&SetArgument {
+                kernel: KernelId(0),
+                index,
+                value: value.clone(),
+            })
+        };
         assert_eq!(set(0), Ok(()));
         assert_eq!(set(1), Err(codes::INVALID_ARG_VALUE));
         assert_eq!(set(2), Ok(()));
+        let refused = &server.backend.kernels.get(0).unwrap().refused;
+        assert_eq!(refused.get(&1), Some(&codes::INVALID_KERNEL_ARGS));
     }
 }
 
