@@ -50,19 +50,26 @@ pub struct Given {
 impl Given {
     /// Whether its iommufd is the same open file as this one.
     ///
+    /// kcmp would tell, too, but containers may not use it.
+    ///
     /// # Errors
-    /// The kernel cannot compare them.
+    /// One of them is not open.
     pub(super) fn is_of(&self, iommufd: &impl AsRawFd) -> io::Result<bool> {
-        /// `KCMP_FILE` of linux/kcmp.h.
-        const KCMP_FILE: libc::c_int = 0;
-        // SAFETY: takes no pointer.
-        let process = unsafe { libc::getpid() };
         let [own, other] = [self.iommufd.as_raw_fd(), iommufd.as_raw_fd()];
-        // SAFETY: takes no pointer.
-        match unsafe { libc::syscall(libc::SYS_kcmp, process, process, KCMP_FILE, own, other) } {
+        // SAFETY: neither command takes a pointer.
+        let control = |of: RawFd, command, flags: libc::c_int| match unsafe {
+            libc::fcntl(of, command, flags)
+        } {
             ..0 => Err(io::Error::last_os_error()),
-            order => Ok(order == 0),
-        }
+            done => Ok(done),
+        };
+        let [flags, before] = [own, other].map(|of| control(of, libc::F_GETFL, 0));
+        let (flags, before) = (flags?, before?);
+        // The open file has the flags, and an iommufd makes no use of this one.
+        control(own, libc::F_SETFL, flags ^ libc::O_NONBLOCK)?;
+        let changed = control(other, libc::F_GETFL, 0);
+        control(own, libc::F_SETFL, flags)?;
+        Ok(changed? != before)
     }
 }
 

@@ -63,9 +63,6 @@ impl Iommufd {
     /// which may be another VM's.
     fn bind(&self, file: &File, host_device: &HostDevice) -> Result<(), Error> {
         let iommufd = &**self.space.iommufd();
-        let other = || Error::OtherIommufd {
-            device: host_device.address.clone(),
-        };
         let given = host_device.given.as_ref();
         if let Some(given) = given {
             let is_same = given.is_of(iommufd).map_err(|source| Error::Host {
@@ -73,7 +70,8 @@ impl Iommufd {
                 source,
             })?;
             if !is_same {
-                return Err(other());
+                let device = host_device.address.clone();
+                return Err(Error::OtherIommufd { device });
             }
             // At the last boot.
             if given.bound.load(Ordering::Relaxed) {
@@ -83,7 +81,8 @@ impl Iommufd {
         match (bind(file, iommufd), given) {
             (Ok(()), _) => {}
             (Err(error), Some(_)) if error.raw_os_error() == Some(libc::EINVAL) => {
-                return Err(other());
+                let device = host_device.address.clone();
+                return Err(Error::Bound { device });
             }
             (Err(source), _) => return Err(explain(host_device, source)),
         }

@@ -274,12 +274,20 @@ pub enum Error {
         /// Its address.
         device: String,
     },
-    /// The device's file is, or is to be, tied to another iommufd.
+    /// It is to be tied to another iommufd than the VM's other devices.
     #[error(
-        "the descriptor for {device} belongs to another iommufd: give all devices of a VM the same \
-         one, and open the device's file anew for each VM"
+        "the iommufd for {device} is not that of the VM's other devices: give all the same one"
     )]
     OtherIommufd {
+        /// Its address.
+        device: String,
+    },
+    /// The device's file is tied to an iommufd already, or another process has the device.
+    #[error(
+        "the file of {device} belongs to another iommufd, or another process has the device: end \
+         that, and open the file and an iommufd anew for each VM"
+    )]
+    Bound {
         /// Its address.
         device: String,
     },

@@ -330,7 +330,6 @@ const VMM: &[i64] = &[
     libc::SYS_io_uring_enter,
     libc::SYS_io_uring_register,
     libc::SYS_io_uring_setup,
-    libc::SYS_kcmp,
     libc::SYS_kill,
     libc::SYS_landlock_add_rule,
     libc::SYS_landlock_create_ruleset,
