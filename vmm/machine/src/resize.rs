@@ -34,7 +34,6 @@ impl Machine {
         let present: Vec<u32> = (0..max)
             .filter(|&vcpu| self.cpus.is_present(vcpu))
             .collect();
-        let mut changed = false;
         let missing = (wanted as usize).saturating_sub(present.len());
         let missing: Vec<u32> = (0..max)
             .filter(|vcpu| !present.contains(vcpu))
@@ -44,20 +43,25 @@ impl Machine {
         for &vcpu in &missing {
             self.cpus.check_plug(vcpu)?;
         }
-        for vcpu in missing {
-            self.cpus.plug(vcpu)?;
-            self.platform.cpus.insert(vcpu)?;
-            changed = true;
-        }
-        for &vcpu in present.iter().skip(wanted as usize) {
-            self.platform.cpus.remove(vcpu)?;
-            changed = true;
-        }
-        if changed {
-            self.notify(Notification::CPU)
-        } else {
+        let mut changed = false;
+        let change = || {
+            for vcpu in missing {
+                self.cpus.plug(vcpu)?;
+                self.platform.cpus.insert(vcpu)?;
+                changed = true;
+            }
+            for &vcpu in present.iter().skip(wanted as usize) {
+                self.platform.cpus.remove(vcpu)?;
+                changed = true;
+            }
             Ok(())
+        };
+        let done: Result<(), MachineError> = change();
+        // Of those before one that failed, too.
+        if changed {
+            self.notify(Notification::CPU)?;
         }
+        done
     }
 
     /// Removes a vCPU that the guest has given up: [`Machine::left_cpus`] says when it is gone.
