@@ -87,6 +87,9 @@ pub struct DiskOptions {
 /// Why an image cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DiskError {
+    /// Nobody wants the disk any more.
+    #[error("the disk image is not wanted any more")]
+    Unwanted,
     /// The image cannot be opened: not found, no permission and the like.
     #[error("cannot open the disk image {path}{}", hint(source, *direct))]
     Open {
@@ -479,6 +482,21 @@ impl Lock {
 impl Disk {
     /// Opens, locks and checks an image.
     pub fn open(options: &DiskOptions) -> Result<Self, DiskError> {
+        Self::open_while(options, &|| true)
+    }
+
+    /// [`Disk::open`] at the speed of the storage, as long as the image is wanted: it is neither locked nor mended later.
+    ///
+    /// # Errors
+    /// As above, and [`DiskError::Unwanted`].
+    pub fn open_while(
+        options: &DiskOptions,
+        is_wanted: &dyn Fn() -> bool,
+    ) -> Result<Self, DiskError> {
+        let wanted = || match is_wanted() {
+            true => Ok(()),
+            false => Err(DiskError::Unwanted),
+        };
         let path = options.path.clone();
         let inspect = |action| {
             let path = path.clone();
@@ -512,6 +530,7 @@ impl Disk {
             read_only: options.read_only,
             granularity: options.lock_granularity,
         };
+        wanted()?;
         if !options.lock_later {
             lock.take(&path)?;
         }
@@ -541,6 +560,7 @@ impl Disk {
             path,
             lock,
         };
+        wanted()?;
         match image_type {
             ImageType::Qcow2 => disk.open_qcow2(options)?,
             _ => disk.check_raw(options)?,

@@ -13,7 +13,7 @@ use vmm_machine::{devices::DeviceKind, images::Images};
 use super::{
     Advance, Control, ExitReason,
     life::Life,
-    migration::{Job, host_error},
+    migration::{Job, OVER, host_error},
     requests::{check_files, failed},
     restore::{Awaited, Begun},
 };
@@ -173,6 +173,9 @@ impl Control {
             Job::Booting(booting) => {
                 self.close(&booting.opening.images);
                 let error = ApiError::wrong_state("the VM is not booted: it was cancelled");
+                if !matches!(booting.booter, Booter::Client(_)) {
+                    self.monitor.emit("vm", "shutdown", &[]);
+                }
                 match booting.booter {
                     Booter::Client(reply) | Booter::Reboot(reply) => reply.send(Err(error)),
                     Booter::Guest => log::warn!("after its reset, {error}"),
@@ -233,15 +236,34 @@ impl Control {
         Ok(number)
     }
 
-    /// Plugs in a disk whose image is open. The VM may have changed meanwhile.
+    /// Plugs in a disk whose image is open, unless its VM is gone. Images that nobody takes may take long to close.
     fn is_open(&mut self, number: u64, opened: Result<Arc<Images>, ApiError>) {
-        let Some((request, reply)) = self.adding.remove(&number) else {
-            return;
+        let (images, (request, reply)) = match (opened, self.adding.remove(&number)) {
+            (Ok(images), Some(asked)) => (images, asked),
+            (Ok(images), None) => return self.close(&images),
+            (Err(error), Some((_, reply))) => return reply.send(Err(error)),
+            (Err(_), None) => return,
         };
+        if let Job::Booting(booting) = &mut self.migrations.job {
+            // It is opened again when the VM is there.
+            booting.keep(request, reply);
+            return self.close(&images);
+        }
         let allowed = self.is_allowed_now(&request);
-        let (images, Request::VmAdd(device)) = (allowed.and(opened), request) else {
+        let Request::VmAdd(device) = request else {
             return;
         };
-        reply.send(images.and_then(|images| self.add(device, Some(images))));
+        let added = allowed.and_then(|()| self.add(device, Some(Arc::clone(&images))));
+        if added.is_err() {
+            self.close(&images);
+        }
+        reply.send(added);
+    }
+
+    /// Refuses the disks of a VM that is gone whose images are being opened.
+    pub(super) fn forget_disks(&mut self) {
+        for (_, reply) in mem::take(&mut self.adding).into_values() {
+            reply.send(Err(ApiError::wrong_state(OVER)));
+        }
     }
 }

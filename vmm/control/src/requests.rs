@@ -150,6 +150,7 @@ impl Control {
         // The watchdog's reset may have been under way.
         self.sender.watchdog().forget_reset();
         self.life = Life::None;
+        self.forget_disks();
         self.monitor.emit("vm", "deleted", &[]);
         Ok(Response::Empty)
     }

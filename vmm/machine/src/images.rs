@@ -27,8 +27,8 @@ struct Opened {
 }
 
 impl Images {
-    /// Opens the images of disks, and locks them unless that is to happen later, at the speed of the storage. Stops when
-    /// they are given up.
+    /// Opens the images of disks, and locks them unless that is to happen later, at the speed of the storage. None is
+    /// locked when they have been given up.
     ///
     /// # Errors
     /// The first image that cannot be opened or locked, by the name of its disk.
@@ -41,7 +41,8 @@ impl Images {
                 format!("_{}{}", DiskConfig::NAME, unnamed - 1)
             });
             let opened = image(disk, lock_later).and_then(|options| {
-                let opened = Disk::open(&options).map_err(blk::Error::Disk);
+                let is_wanted = || !self.0.lock_unpoisoned().given_up;
+                let opened = Disk::open_while(&options, &is_wanted).map_err(blk::Error::Disk);
                 Ok((options, opened.map_err(DeviceError::of)?))
             });
             let opened = opened.map_err(|source| MachineError::Device {

@@ -364,6 +364,19 @@ fn the_api_answers_while_an_image_of_a_disk_cannot_be_opened() {
     assert!(added.status.success(), "{}", said(&added));
     assert_eq!(info(&vmm)["config"]["disks"][0]["id"], "_disk0");
     assert!(!is_free(&second));
+    // The next VM does not get what was asked for this one.
+    let third = folder.join("third");
+    File::create_new(&third).unwrap().set_len(1 << 20).unwrap();
+    let mut held = Held::new(folder).unwrap();
+    let adding = start(&vmm, &["add-disk", &disk(&third)]);
+    let waits = held.waits();
+    assert!(vmm.ctl(&["delete"]).status.success());
+    let answer = said(&adding.wait_with_output().unwrap());
+    assert!(answer.contains("has been switched off"), "{answer}");
+    held.allow(waits);
+    drop(held);
+    let mut vmm = vmm;
+    vmm.until("the image is free", |_| is_free(&third));
 }
 
 /// Images in folders of their own, the second of which is to be held back.

@@ -107,7 +107,7 @@ impl Coming {
                 Err(_) => {
                     images.give_up();
                     return Err(
-                        "the storage of its disks does not answer at the destination".to_owned(),
+                        "the images of its disks were not open yet at the destination when it was cancelled".to_owned(),
                     );
                 }
             }
