@@ -86,6 +86,7 @@ mod tests {
             memory: 1 << 33,
             killed: 1,
             holds: workers > 0,
+            beside: false,
             waits: Waits {
                 p99: 12_000_000,
                 ..Waits::default()

@@ -50,6 +50,10 @@ pub struct Client {
     pub killed: u64,
     /// Whether it has the device now.
     pub holds: bool,
+    /// Whether it uses the device beside the others without being shared by weight: native contexts while others take turns,
+    /// or whose use cannot be read. Its device time is then not known, and that of others includes what it takes.
+    #[serde(default)]
+    pub beside: bool,
     /// How long it has waited lately; for a virtual GPU, nothing.
     #[serde(default)]
     pub waits: Waits,

@@ -116,12 +116,16 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
         Constraint::Length(1),
     ])
     .areas(frame.area());
-    let title = format!(
+    let beside = rows.iter().filter(|row| row.client.beside).count();
+    let mut title = format!(
         "gantry-top: policy {}, up {} s, {} clients",
         status.policy,
         status.uptime / 1_000_000_000,
         rows.len()
     );
+    if beside > 0 {
+        title += &format!(", of which {beside} not shared by weight: no share holds");
+    }
     frame.render_widget(Line::from(title).style(Modifier::BOLD), head);
     let percent = |part: f64| format!("{:5.1} %", part * 100.0);
     let table = rows.iter().map(|row| {
@@ -138,7 +142,10 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
         Row::new([
             Cell::from(client.name.clone()),
             Cell::from(client.weight.to_string()),
-            Cell::from(percent(row.share)),
+            Cell::from(match client.beside {
+                true => "unknown".to_owned(),
+                false => percent(row.share),
+            }),
             Cell::from(percent(row.due)),
             Cell::from(percent(row.queueing)),
             Cell::from(millis(client.waits.p50)),

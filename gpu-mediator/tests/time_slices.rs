@@ -62,7 +62,7 @@ impl Slices for Said {
         say("started");
     }
 
-    fn used(&mut self) -> Option<Use> {
+    fn used(&mut self, _: Duration) -> Option<Use> {
         let (total, until) = self.record.as_mut()?;
         let now = Moment::now();
         if !self.stopped.load(Ordering::SeqCst) {

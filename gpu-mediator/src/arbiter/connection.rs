@@ -17,7 +17,7 @@ use remoting_transport::{
 };
 use remoting_turns::{
     message::{self, First, JOIN, Join, Refused, Word},
-    page::{Account, Grant, Mode, Page, claim},
+    page::{Account, Grant, Mode, Page, claim, sight},
     presence::Presence,
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
@@ -350,6 +350,23 @@ impl Worker {
         let micros = u32::try_from(slice.as_micros()).unwrap_or(u32::MAX);
         self.grant.time_slice.store(micros, Ordering::Relaxed);
         self.wake();
+    }
+
+    /// Tells the worker the sum of the time slices of the other clients that have work where it has contexts. It is read when
+    /// the worker looks for something else.
+    pub fn set_round(&self, round: Duration) {
+        let micros = u32::try_from(round.as_micros()).unwrap_or(u32::MAX);
+        self.grant.round.store(micros, Ordering::Relaxed);
+    }
+
+    /// Whether the worker submits its client's requests itself, so that it can take turns.
+    pub fn sees_requests(&self) -> bool {
+        self.account.sight.load(Ordering::Relaxed) == sight::REQUESTS
+    }
+
+    /// Whether the worker takes part in sharing by time slices, as far as it knows.
+    pub fn takes_part(&self) -> bool {
+        self.account.sight.load(Ordering::Relaxed) != sight::NOTHING
     }
 
     /// Tells the worker to keep off the device until then, or to go on.

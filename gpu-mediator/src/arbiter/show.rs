@@ -57,6 +57,7 @@ impl Arbiter {
                     .tails
                     .recent(workers().map(|member| member.worker.account().waits.read())),
                 holds,
+                beside: self.is_beside(id),
             }
         });
         let mut clients: Vec<_> = clients.collect();

@@ -102,13 +102,13 @@ impl Slicing {
 }
 
 /// What a worker has reported since the last review.
-struct News {
+pub(super) struct News {
     vm: ClientId,
     gpus: u64,
     told_to_stop: bool,
     /// Whether it had work lately.
     is_recent: bool,
-    report: Report,
+    pub(super) report: Report,
 }
 
 fn gpus(bits: u64) -> impl Iterator<Item = u32> {
@@ -172,6 +172,14 @@ impl Arbiter {
         let Some(unsaid) = self.slicing.said.due() else {
             return;
         };
+        if !slices {
+            for name in self.beside_turns() {
+                log::warn!(
+                    "{name}: native contexts take no turns: they use the device beside the turns of others, and no weight holds \
+                     until all workers can set their time slices"
+                );
+            }
+        }
         let first = self.members.values().find(|member| !can_slice(member));
         match first.and_then(|member| self.vms.get(&member.vm)) {
             Some(vm) if !slices => log::info!(
@@ -182,6 +190,27 @@ impl Arbiter {
                 "all workers can set their time slices: the device serves them at once{unsaid}"
             ),
         }
+    }
+
+    /// The clients with workers that are not shared by weight now: those that could take part in sharing by slices, while
+    /// turns are taken.
+    fn beside_turns(&self) -> BTreeSet<&str> {
+        let members = self.members.values();
+        let beside = members.filter(|member| !member.worker.sees_requests());
+        let clients = beside.filter_map(|member| self.vms.get(&member.vm));
+        clients.map(|vm| &vm.name[..]).collect()
+    }
+
+    /// Whether a client has workers that are not shared by weight now.
+    pub(super) fn is_beside(&self, client: ClientId) -> bool {
+        let own = |member: &&Member| member.vm == client;
+        let beside = |member: &Member| {
+            let worker = &member.worker;
+            let has_contexts = worker.account().gpus.load(Ordering::Relaxed) != 0;
+            let is_beside = !worker.sees_requests() && !self.slicing.is_on() && has_contexts;
+            !worker.takes_part() || is_beside
+        };
+        self.members.values().filter(own).any(beside)
     }
 
     /// Reads reports, so that figures are those of now.
@@ -258,7 +287,7 @@ impl Arbiter {
     }
 
     /// What workers have reported since the last time, in the order of [`Arbiter::members`].
-    fn read_reports(&mut self, now: Moment) -> Vec<News> {
+    pub(super) fn read_reports(&mut self, now: Moment) -> Vec<News> {
         let read = self.members.values_mut().map(|member| {
             let account = member.worker.account();
             let time = |nanos: u64| Duration::from_nanos(nanos);
@@ -279,7 +308,9 @@ impl Arbiter {
             // What was before the first look is not of this time.
             let before = member.reported.unwrap_or(read);
             let present = read.present.saturating_sub(before.present);
-            let metered = match before.is_metered {
+            // Who does not see requests measures nothing.
+            let unmeasured = !member.worker.sees_requests();
+            let metered = match before.is_metered || unmeasured {
                 true => read.metered.saturating_sub(before.metered),
                 // What it has of the time before was measured.
                 false => Duration::ZERO,
@@ -302,13 +333,15 @@ impl Arbiter {
                 is_recent: now.since(worked) < RECENT,
                 report: Report {
                     present,
-                    used: match is_metered {
+                    used: match is_metered || unmeasured {
                         true => metered,
                         false => read.measured.saturating_sub(before.measured),
                     },
                     long: !is_metered && (lasts || account.long.load(Ordering::Relaxed) != 0),
                     stopped: account.stopped.load(Ordering::Relaxed) != 0,
-                    completed: read.completions != before.completions,
+                    // Who is seen by the device's record alone has used the device, or waited for others, if it had work.
+                    completed: read.completions != before.completions
+                        || (unmeasured && !present.is_zero()),
                     switching: read.switching.saturating_sub(before.switching),
                 },
             }
@@ -329,6 +362,12 @@ impl Arbiter {
         let late: BTreeSet<_> = late.map(place).collect();
         for (member, own) in self.members.values_mut().zip(news) {
             let ledgers = || gpus(own.gpus).filter_map(|gpu| self.slicing.ledgers.get(&gpu));
+            let here = |one: &&News| one.gpus & own.gpus != 0;
+            let others = news.iter().filter(works).filter(here).map(|one| one.vm);
+            let others: BTreeSet<ClientId> = others.filter(|vm| *vm != own.vm).collect();
+            let round = |ledger: &Ledger| others.iter().filter_map(|vm| ledger.slice(*vm)).sum();
+            let round: Option<Duration> = ledgers().map(round).max();
+            member.worker.set_round(round.unwrap_or_default());
             let stop = ledgers().any(|ledger| ledger.is_stopped(own.vm))
                 && (own.told_to_stop
                     || own.is_recent

@@ -10,7 +10,7 @@ use std::{
 
 use remoting_turns::{
     message::{self, First, Join},
-    page::{Grant, Page, claim},
+    page::{Grant, Page, claim, sight},
 };
 use vmm_sys_util::sock_ctrl_msg::ScmSocket;
 
@@ -739,6 +739,90 @@ fn of_a_stopped_client_those_with_work_are_stopped() {
         review(&mut arranged, &[0.9, 0.3], &mut now);
     }
     assert_eq!(told(&arranged), [true, true, false]);
+}
+
+#[test]
+fn who_is_seen_by_the_record_alone_is_owed_for_as_long_as_it_has_work() {
+    let mut arranged = arrange_slices("unseen", &[1, 3]);
+    let account = arranged.arbiter.members[&2].worker.account();
+    account.sight.store(sight::RECORD, Ordering::Relaxed);
+    let mut now = Moment::now();
+    let (mut stops, mut before) = (0, false);
+    for _ in 0..2000 {
+        report(&arranged, &[0.5, 0.3], now);
+        // It says nothing about requests.
+        let account = arranged.arbiter.members[&2].worker.account();
+        account.completions.store(0, Ordering::Relaxed);
+        now += Duration::from_millis(4);
+        arranged.arbiter.share_by_slices(now);
+        let told = arranged.arbiter.members[&1].worker.is_told_to_stop();
+        stops += u32::from(told && !before);
+        before = told;
+    }
+    assert!(stops > 3, "{stops} stops for it in 8 s");
+    // How long a round of the others is tells it what its waits are.
+    let round = |arranged: &mut Arranged| {
+        // Before that come the bytes and pages of the introduction.
+        let grant = arranged.pages(2);
+        let grant: Page<Grant> = Page::map(&grant, false).unwrap();
+        grant.round.load(Ordering::Relaxed)
+    };
+    let slice = arranged.arbiter.members[&1].worker.time_slice().unwrap();
+    let round = round(&mut arranged);
+    let round = Duration::from_micros(round.into());
+    assert!(round.abs_diff(slice) < slice / 10, "{round:?} {slice:?}");
+}
+
+#[test]
+fn what_native_contexts_use_is_charged_from_the_first_record_on() {
+    let mut arranged = arrange_slices("first", &[1, 1]);
+    let start = Moment::now();
+    let at = |millis: u64| start + Duration::from_millis(millis);
+    let account = arranged.arbiter.members[&1].worker.account();
+    account.sight.store(sight::RECORD, Ordering::Relaxed);
+    account
+        .present_since
+        .store(start.nanos(), Ordering::Relaxed);
+    account.present_until.store(u64::MAX, Ordering::Relaxed);
+    arranged.arbiter.read_reports(at(1));
+    let account = arranged.arbiter.members[&1].worker.account();
+    account.metered.store(20_000_000, Ordering::Relaxed);
+    account.is_metered.store(1, Ordering::Relaxed);
+    let news = arranged.arbiter.read_reports(at(41));
+    assert_eq!(news[0].report.used, Duration::from_millis(20));
+}
+
+#[test]
+fn native_contexts_beside_turns_are_shown_as_such_and_hold_up_nobody() {
+    let mut arranged = arrange_slices("beside", &[1, 1]);
+    let account = arranged.arbiter.members[&2].worker.account();
+    account.sight.store(sight::RECORD, Ordering::Relaxed);
+    let beside = |arranged: &mut Arranged| {
+        let clients = arranged.arbiter.status(Moment::now()).clients;
+        clients
+            .iter()
+            .map(|client| client.beside)
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(beside(&mut arranged), [false, false]);
+    let path = arranged.folder.join("socket");
+    arranged.join(&path, "opencl");
+    arranged.arbiter.share_by_slices(Moment::now());
+    assert!(!arranged.arbiter.slicing.is_on());
+    assert_eq!(beside(&mut arranged), [false, true, false]);
+    for worker in [1, 3] {
+        arranged.turn(worker);
+        arranged.arbiter.end_turn(false);
+    }
+    // It takes no part where all else do, either, if its use cannot be read.
+    arranged.arbiter.leave(3);
+    let now = Moment::now();
+    arranged.arbiter.share_by_slices(now);
+    arranged.arbiter.share_by_slices(now + SETTLED);
+    assert_eq!(beside(&mut arranged), [false, false, false]);
+    let account = arranged.arbiter.members[&2].worker.account();
+    account.sight.store(sight::NOTHING, Ordering::Relaxed);
+    assert_eq!(beside(&mut arranged), [false, true, false]);
 }
 
 #[test]

@@ -436,6 +436,7 @@ impl Mediator {
                 memory: vm.partition.bytes(),
                 killed: vm.figures.ended,
                 holds: self.scheduler.holder() == Some(ClientId(*id)),
+                beside: false,
             }
         };
         self.vms.iter().map(client).collect()

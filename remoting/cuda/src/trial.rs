@@ -334,8 +334,9 @@ impl Trial {
                 let gpus = self.gate.gpu(self.work.context).into_iter().collect();
                 let numbers = self.gate.numbers().ok_or("channels have no numbers")?;
                 // The second look has the driver write what it still has.
-                self.switches.look(BTreeSet::clone(&gpus), &numbers);
-                let used = self.switches.look(gpus, &numbers);
+                self.switches
+                    .look(BTreeSet::clone(&gpus), &numbers, Duration::ZERO);
+                let used = self.switches.look(gpus, &numbers, Duration::ZERO);
                 let used = used.ok_or("there is no record of context switches")?;
                 Ok(used.total.as_micros() as u64)
             }

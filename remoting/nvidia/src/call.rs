@@ -43,6 +43,12 @@ const SHARE_POLICY: u32 = 0xd04;
 const SHARE_TYPE_AT: usize = 8;
 pub const SHARE_NOBODY: u16 = 0;
 pub const SHARE_PROCESS: u16 = 4;
+/// How the kernels of a context are interrupted: where that is said, and at any instruction (CILP).
+const PREEMPTION: u32 = 0x2080_1210;
+const PREEMPTION_AT: usize = 12;
+const PREEMPTED_ANYWHERE: u32 = 2;
+/// The time slice of a channel group.
+const SET_TIMESLICE: u32 = 0xa06c_0103;
 /// Objects to a file, and from one; the processes that use a GPU.
 const EXPORT: u32 = 0x3d0b;
 const IMPORT: u32 = 0x3d0c;
@@ -223,6 +229,10 @@ impl Session {
         if is_root && (made.file.node != Node::Control || made.file.left().shows_device()) {
             return Err(Denied::Status(status::INVALID_ARGUMENT));
         }
+        let gated = self.worker().gated;
+        if gated.is_some_and(|gated| !gated.may_make(client, parent, class)) {
+            return Err(Denied::Status(status::INVALID_ARGUMENT));
+        }
         let charge = self.charge(made, bytes, class)?;
         let result = self.issue(made, bytes)?;
         if Self::is_done(made, result, bytes) {
@@ -319,6 +329,10 @@ impl Session {
 
     fn free(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let (client, handle) = (word(bytes, 0), word(bytes, 8));
+        let gated = self.worker().gated;
+        if gated.is_some_and(|gated| !gated.may_free(client, handle)) {
+            return Err(Denied::Status(status::INVALID_ARGUMENT));
+        }
         let places = {
             let mut objects = self.worker().objects.lock_unpoisoned();
             objects.take_places(client, handle)
@@ -401,6 +415,24 @@ impl Session {
                     }
                 }
                 Ok(result)
+            }
+            // Kernels that are not interrupted would have no end of their slices.
+            Some(PREEMPTION) if block != 0 && self.worker().gated.is_some() => {
+                let at = block + PREEMPTION_AT;
+                let wished = word(bytes, at);
+                put(bytes, at, PREEMPTED_ANYWHERE.to_le_bytes());
+                let result = self.issue(made, bytes);
+                put(bytes, at, wished.to_le_bytes());
+                result
+            }
+            // What an arbiter says holds.
+            Some(SET_TIMESLICE) if block != 0 && self.worker().gated.is_some() => {
+                let (client, group) = (word(bytes, 0), word(bytes, 4));
+                let gated = self.worker().gated;
+                match gated.and_then(|gated| gated.keep_slice(client, group)) {
+                    Some(status) => Err(Denied::Status(status)),
+                    None => self.issue(made, bytes),
+                }
             }
             // Numbers of processes of this machine are not the program's.
             Some(PROCESSES) if block != 0 => {

@@ -11,6 +11,7 @@ use crate::{
     check::{Denied, put, word},
     objects::{Object, Pages},
     session::Session,
+    sharing::Gated,
 };
 
 /// Memory that programs duplicate of each other: video memory, also as other GPUs of a fabric reach it.
@@ -66,7 +67,8 @@ impl Session {
             .ok_or(Denied::Status(status::INVALID_OBJECT))?;
         let (class, size, charge) = (object.class, object.size, object.charge.clone());
         let may = is_own || (is_users && object.is_shared && MEMORY.contains(&class));
-        if !may {
+        let gated = self.worker().gated.is_some();
+        if !may || (gated && !Gated::may_duplicate(class)) {
             return Err(Denied::Status(status::INSUFFICIENT_PERMISSIONS));
         }
         // Pages of the slice do not take its place any longer.

@@ -8,7 +8,8 @@ use std::{
     collections::HashMap,
     fs::File,
     io::{self, Read},
-    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    mem::ManuallyDrop,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -18,7 +19,9 @@ use std::{
 use base::{Unpoisoned, socket};
 use nvidia_abi::wire::TOKEN;
 
-use crate::{device::Node, external::External, objects::Pages, quota::Charge, slice::Slice};
+use crate::{
+    device::Node, external::External, objects::Pages, quota::Charge, sharing::Gated, slice::Slice,
+};
 
 /// The most files of all programs.
 const MOST: usize = 1 << 13;
@@ -124,7 +127,9 @@ pub struct OpenFile {
     pub node: Node,
     /// Whoever has the token may use the file.
     pub token: [u8; TOKEN],
-    device: OwnedFd,
+    device: ManuallyDrop<OwnedFd>,
+    /// The gate that is told when it is closed.
+    gated: Option<Gated>,
     /// `None`: the agent has the pair.
     end: Option<End>,
     left: Mutex<Left>,
@@ -137,6 +142,17 @@ struct End {
     socket: OwnedFd,
     /// What tells the program's end from all other sockets.
     cookie: u64,
+}
+
+impl Drop for OpenFile {
+    fn drop(&mut self) {
+        // SAFETY: nothing uses it afterwards.
+        let device = unsafe { ManuallyDrop::take(&mut self.device) };
+        match self.gated {
+            Some(gated) => gated.close(device.as_raw_fd(), || drop(device)),
+            None => drop(device),
+        }
+    }
 }
 
 impl OpenFile {
@@ -163,6 +179,8 @@ impl OpenFile {
 
 /// All open files.
 pub struct Files {
+    /// The gate that is told of closed files.
+    gated: Option<Gated>,
     random: File,
     open: HashMap<u32, Arc<OpenFile>>,
     last: u32,
@@ -171,10 +189,11 @@ pub struct Files {
 
 impl Files {
     /// No files. There may be `room` of them.
-    pub fn new(room: usize) -> io::Result<Self> {
+    pub fn new(room: usize, gated: Option<Gated>) -> io::Result<Self> {
         let random = File::open("/dev/urandom")?;
         Ok(Self {
             random,
+            gated,
             open: HashMap::new(),
             last: 0,
             most: room.min(MOST),
@@ -217,7 +236,8 @@ impl Files {
             number,
             node,
             token,
-            device,
+            device: ManuallyDrop::new(device),
+            gated: self.gated,
             end,
             left,
             is_left: AtomicBool::new(false),

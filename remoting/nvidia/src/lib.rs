@@ -19,6 +19,7 @@
 //! | `slice` | memory that a program shares with its devices |
 //! | `events` | hang-ups and events of files |
 //! | `external` | video memory that GPUs map by unified memory |
+//! | [`sharing`] | time slices and stops, as an arbiter says |
 //! | [`device`] | the device files themselves |
 //! | [`gpus`] | which GPUs programs see |
 //! | [`driver_image`] | the driver's libraries, for guests |
@@ -49,6 +50,7 @@ mod quota;
 pub mod record;
 pub mod server;
 mod session;
+pub mod sharing;
 mod slice;
 #[cfg(feature = "test-support")]
 pub mod stand_in;

@@ -106,6 +106,9 @@ pub enum Error {
 pub struct Machine {
     /// The window: what programs share with their devices, all together.
     pub slice: Arc<Slice>,
+    /// The client of an arbiter that the machine is, and its weight.
+    pub(crate) name: String,
+    pub(crate) weight: u32,
     bar: Arc<Bar>,
     answers: Mutex<Sender<window::Slice, Ringing>>,
 }
@@ -164,6 +167,7 @@ pub fn serve(
         }
     };
     confine::confine(worker.branch(), Serving::Machine, |node| worker.shows(node))?;
+    worker.begin_sharing().map_err(Error::System)?;
     let watched = connection.try_clone().map_err(Error::System)?;
     start("machine", move || end_with(&watched))?;
     let closing = Closing::start(&worker).map_err(Error::System)?;
@@ -242,6 +246,8 @@ fn attach(
     let slice = Slice::over(memory.into(), window.data(), attachment.window);
     let machine = Machine {
         slice: Arc::new(slice.map_err(Error::System)?),
+        name: attachment.client,
+        weight: attachment.weight,
         bar: Bar::new(connection.try_clone().map_err(Error::System)?),
         answers: Mutex::new(Sender::new(answers, SPIN)),
     };

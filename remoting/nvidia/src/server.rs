@@ -2,7 +2,7 @@
 
 use std::{
     io,
-    os::fd::OwnedFd,
+    os::{fd::OwnedFd, unix::net::UnixStream},
     path::Path,
     sync::{
         Arc, Mutex, Weak,
@@ -35,6 +35,7 @@ use crate::{
     quota::Account,
     record::Record,
     session::Session,
+    sharing::{Gated, Share},
     slice::Slice,
 };
 
@@ -52,6 +53,12 @@ pub enum Error {
     /// The driver's version cannot be read.
     #[error("cannot read the driver's version")]
     Version(#[source] io::Error),
+    /// A weight, and no arbiter.
+    #[error(
+        "the port has weight={0}, and no arbiter divides GPUs among native contexts: start gantry-nvidia with --arbiter \
+         SOCKET, or leave weight out"
+    )]
+    Weight(u32),
     /// The driver's branch is not known.
     #[error("the driver is {0}, and this build knows branch 580")]
     Branch(String),
@@ -63,6 +70,9 @@ pub enum Error {
 /// What all programs share.
 pub struct Worker {
     pub(crate) device: Box<dyn Device>,
+    /// The gate before the device files, if an arbiter divides the GPU, and how to take part in that, until it is done.
+    pub(crate) gated: Option<Gated>,
+    share: Mutex<Option<Share>>,
     pub(crate) version: String,
     pub(crate) branch: Branch,
     slice_length: u64,
@@ -94,23 +104,49 @@ impl Worker {
         memory: Option<u64>,
         record: Option<Record>,
     ) -> Result<Arc<Self>, Error> {
-        Self::make(device, slice_length, None, Account::new(memory), record)
+        let account = Account::new(memory);
+        Self::make(device, slice_length, None, account, record, None)
     }
 
-    /// A worker for these device files, and for the programs of a machine's guest. All programs together may have
-    /// `memory` bytes of video memory (`None`: what the devices have), which the port's account shows.
+    /// The same, with GPUs divided by an arbiter.
     ///
     /// # Errors
     /// As of [`Self::new`].
+    pub fn shared(
+        device: Box<dyn Device>,
+        slice_length: u64,
+        memory: Option<u64>,
+        record: Option<Record>,
+        share: Share,
+    ) -> Result<Arc<Self>, Error> {
+        let account = Account::new(memory);
+        Self::make(device, slice_length, None, account, record, Some(share))
+    }
+
+    /// A worker for these device files, and for the programs of a machine's guest. All programs together may have
+    /// `memory` bytes of video memory (`None`: what the devices have), which the port's account shows. An arbiter divides
+    /// GPUs if `control` is the socket to the process that [introduces](crate::sharing::introducer) this one.
+    ///
+    /// # Errors
+    /// As of [`Self::new`]; or the machine has a weight, and there is no arbiter.
     pub fn of_machine(
         device: Box<dyn Device>,
         machine: Machine,
         memory: Option<u64>,
         port: port::Account,
-        record: Option<Record>,
+        control: Option<UnixStream>,
     ) -> Result<Arc<Self>, Error> {
         let account = Account::of_port(memory, port);
-        Self::make(device, 0, Some(Arc::new(machine)), account, record)
+        let (name, weight) = (machine.name.clone(), machine.weight);
+        let share = control.map(|control| Share {
+            control,
+            name,
+            weight,
+        });
+        if share.is_none() && weight != 1 {
+            return Err(Error::Weight(weight));
+        }
+        Self::make(device, 0, Some(Arc::new(machine)), account, None, share)
     }
 
     fn make(
@@ -119,7 +155,16 @@ impl Worker {
         machine: Option<Arc<Machine>>,
         account: Arc<Account>,
         record: Option<Record>,
+        share: Option<Share>,
     ) -> Result<Arc<Self>, Error> {
+        let gated = share.is_some();
+        let (device, gated): (Box<dyn Device>, _) = match gated {
+            true => {
+                let gated = Gated::new(device);
+                (Box::new(gated), Some(gated))
+            }
+            false => (device, None),
+        };
         let version = device.version().map_err(Error::Version)?;
         let branch = Branch::of_version(&version).ok_or_else(|| Error::Branch(version.clone()))?;
         let soft = Limit::now()?.soft;
@@ -127,11 +172,13 @@ impl Worker {
         let room = Limit { soft, hard: soft }.room(others, DESCRIPTORS);
         Ok(Arc::new(Self {
             device,
+            gated,
+            share: Mutex::new(share),
             version,
             branch,
             slice_length,
             machine,
-            files: Mutex::new(Files::new(room)?),
+            files: Mutex::new(Files::new(room, gated)?),
             objects: Mutex::default(),
             events: Events::new()?,
             record,
@@ -155,6 +202,19 @@ impl Worker {
         self.device.shows(node)
     }
 
+    /// Takes part in sharing GPUs, if an arbiter divides them. Called once this thread is confined, and before programs are
+    /// served.
+    ///
+    /// # Errors
+    /// The system refuses a thread, or the process that introduces this one has ended.
+    pub(crate) fn begin_sharing(&self) -> io::Result<()> {
+        let share = self.share.lock_unpoisoned().take();
+        match (share, self.gated) {
+            (Some(share), Some(gated)) => share.begin(gated),
+            _ => Ok(()),
+        }
+    }
+
     /// Bytes of video memory that programs have.
     #[must_use]
     pub fn memory_used(&self) -> u64 {
@@ -167,6 +227,7 @@ impl Worker {
     /// # Errors
     /// The system refuses a thread or a connection.
     pub fn serve(self: &Arc<Self>, listener: &Listener) -> io::Result<()> {
+        self.begin_sharing()?;
         let (worker, closing) = (self.clone(), Closing::start(self)?);
         thread::Builder::new()
             .name("events".into())

@@ -26,6 +26,8 @@ pub struct State {
     pub failing: HashMap<u32, i32>,
     /// External ranges that GPUs map: the address, the GPU, and the client and handle of the memory.
     pub mapped: Vec<(u64, [u8; 16], (u32, u32))>,
+    /// What was done to channel groups and channels, in order.
+    pub scheduled: Vec<Scheduled>,
     /// Types of share policies that reached the driver.
     pub share_types: Vec<u16>,
     /// Ranges of unified memory: commands and their first words.
@@ -38,6 +40,23 @@ pub struct State {
     spare: Vec<OwnedFd>,
     /// Whether the control file and the GPU's are this machine's: a device whose pages a guest is shown.
     has_pages: bool,
+}
+
+/// A call that matters for when channels run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scheduled {
+    /// The time slice of a group, in microseconds.
+    Slice(u32, u64),
+    /// So many channels are stopped: their kernels are taken off the GPU.
+    Stop(u32),
+    /// So many channels get no further slice.
+    Unschedule(u32),
+    /// How kernels of a channel are interrupted.
+    Preemption(u32),
+    /// So many channels are started.
+    Start(u32),
+    /// An object is freed.
+    Free(u32),
 }
 
 /// The device files.
@@ -175,6 +194,7 @@ impl Device for StandIn {
                 }
                 0x29 => {
                     let (client, handle) = (word(block, 0), word(block, 8));
+                    state.scheduled.push(Scheduled::Free(handle));
                     if client == handle {
                         state.objects.retain(|key, _| key.0 != client);
                     } else if state.objects.remove(&(client, handle)).is_none() {
@@ -200,6 +220,24 @@ impl Device for StandIn {
                                 let handle = word(parameters, 8 + 4 * at);
                                 state.objects.insert((client, handle), 0);
                             }
+                        }
+                        0xa06c_0103 => {
+                            let slice = Scheduled::Slice(word(block, 4), long(parameters, 0));
+                            state.scheduled.push(slice);
+                        }
+                        0x2080_110b => {
+                            let count = word(parameters, 4);
+                            let [stops, unscheduled] =
+                                [0, 8].map(|at| word(parameters, at) & 0xff != 0);
+                            state.scheduled.push(match (stops, unscheduled) {
+                                (false, _) => Scheduled::Start(count),
+                                (true, false) => Scheduled::Stop(count),
+                                (true, true) => Scheduled::Unschedule(count),
+                            });
+                        }
+                        0x2080_1210 => {
+                            let mode = Scheduled::Preemption(word(parameters, 12));
+                            state.scheduled.push(mode);
                         }
                         0x2080_018d => {
                             put(parameters, 8, 1);

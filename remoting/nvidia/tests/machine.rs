@@ -8,9 +8,9 @@ use std::{
     net::Shutdown,
     os::{
         fd::{AsFd, AsRawFd, OwnedFd},
-        unix::net::UnixStream,
+        unix::net::{UnixListener, UnixStream},
     },
-    path::PathBuf,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Arc, Mutex},
     thread,
@@ -21,12 +21,13 @@ use base::{event::Event, socket};
 use gantry_nvidia::{
     machine, pool,
     server::Worker,
+    sharing::introducer,
     stand_in::{HANGS, StandIn},
 };
 use nvidia_abi::wire::{Answer, DEVICE, Operation, Request, VERSION};
 use remoting_proto::{
     apis::nvidia::{PageAnswer, PageRequest, SPOKEN, to_agent, to_worker},
-    port::{Attachment, READY},
+    port::{Attachment, READY, REFUSED},
     wire::{
         frame::{Flags, Header},
         hello::{self, Form, Hello},
@@ -41,6 +42,7 @@ use remoting_transport::{
     sync::{AtomicU32, Ordering},
     window::{self, RING, Window},
 };
+use remoting_turns::message::{JOIN, Join};
 
 /// Bytes of the window.
 const WINDOW: u64 = 16 << 20;
@@ -54,20 +56,26 @@ fn become_pool() {
     let Some(path) = std::env::var_os(PATH) else {
         return;
     };
+    let arbiter = std::env::var_os(ARBITER).map(PathBuf::from);
     let error = pool::serve(&PathBuf::from(path), |connection| {
+        let control = arbiter.as_deref().map(introducer).transpose();
+        let control = control.expect("a process starts");
         let served = machine::serve(&connection, |machine, limit, account| {
             Worker::of_machine(
                 Box::new(StandIn::confined(16)),
                 machine,
                 limit,
                 account,
-                None,
+                control,
             )
         });
         eprintln!("{:?}", served.err());
     });
     panic!("{error}");
 }
+
+/// The arbiter of that pool, if there is one.
+const ARBITER: &str = "GANTRY_TEST_ARBITER";
 
 struct Pool {
     process: Child,
@@ -78,11 +86,17 @@ struct Pool {
 impl Pool {
     /// A pool in a process of its own. `test` is the name of the calling test, which calls [`become_pool`] first.
     fn start(test: &str) -> Self {
+        Self::start_with(test, None)
+    }
+
+    /// The same with the socket of an arbiter.
+    fn start_with(test: &str, arbiter: Option<&Path>) -> Self {
         let folder = tempfile::tempdir().expect("there is room");
         let path = folder.path().join("vm.sock");
         let process = Command::new(std::env::current_exe().expect("it is known"))
             .args(["--exact", test, "--test-threads=1", "--nocapture"])
             .env(PATH, &path)
+            .envs(arbiter.map(|arbiter| (ARBITER, arbiter)))
             // The lines of this process's tests stay whole.
             .stdout(Stdio::null())
             .spawn()
@@ -553,6 +567,40 @@ fn the_video_memory_of_a_guest_is_limited_and_shown() {
     assert_eq!(machine.account.total(), 6 << 20);
     program.free(&mut machine, GPU, 0x10);
     assert_eq!(machine.account.total(), 0);
+}
+
+#[test]
+fn a_machines_weight_is_told_to_the_arbiter_and_refused_where_there_is_none() {
+    become_pool();
+    let test = "a_machines_weight_is_told_to_the_arbiter_and_refused_where_there_is_none";
+    let weighs = |attachment: &mut Attachment| {
+        (attachment.client, attachment.weight) = ("812/gpu".to_owned(), 3);
+    };
+    let (_, said) = Machine::attach(&Pool::start(test), weighs);
+    assert_eq!(said, [REFUSED]);
+    let folder = tempfile::tempdir().expect("there is room");
+    let path = folder.path().join("arbiter");
+    let arbiter = UnixListener::bind(&path).expect("the folder is new");
+    let pool = Pool::start_with(test, Some(&path));
+    let (machine, said) = Machine::attach(&pool, weighs);
+    assert_eq!(said, [READY]);
+    let (mut worker, _) = arbiter.accept().expect("it is introduced");
+    let files = socket::receive_exact(&worker, &mut [0]).expect("a process's handle comes first");
+    assert_eq!(files.len(), 1);
+    let mut join = [0; JOIN];
+    worker
+        .read_exact(&mut join)
+        .expect("it says for whom it works");
+    let expected = Join {
+        name: "812/gpu".to_owned(),
+        weight: 3,
+        sliced: true,
+    };
+    assert_eq!(Join::from_bytes(&join), Ok(expected));
+    // Nobody else has the connection.
+    let end = machine.connection.shutdown(Shutdown::Write);
+    end.expect("it is open");
+    assert_eq!(worker.read(&mut [0]).expect("it ends"), 0);
 }
 
 #[test]

@@ -13,9 +13,9 @@ const IDLE_CHANNELS: c_ulong = 0x41;
 const FREE_SIZE: c_ulong = 16;
 const CONTROL_SIZE: c_ulong = 32;
 const ALLOCATE_SIZE: c_ulong = 48;
-/// Calls on the file of unified memory that stop channels: UNREGISTER_GPU_VASPACE, UNREGISTER_CHANNEL. They are
+/// Calls on the file of unified memory that stop channels: UNREGISTER_GPU_VASPACE, UNREGISTER_CHANNEL, UNREGISTER_GPU. They are
 /// numbers without type and size. Files of other drivers may know them, too.
-const UNREGISTER: [c_ulong; 2] = [0x1a, 0x1c];
+const UNREGISTER: [c_ulong; 3] = [0x1a, 0x1c, 0x26];
 
 const MAP_MEMORY: c_ulong = 0x4e;
 const MAP_MEMORY_SIZE: c_ulong = 56;
@@ -25,6 +25,9 @@ const SET_TIMESLICE: u32 = 0xa06c_0103;
 const DISABLE_CHANNELS: u32 = 0x2080_110b;
 /// The number of a channel, unique on the machine.
 const GET_CONTEXT_ID: u32 = 0xa06f_0113;
+/// Controls that change whether and how channels are scheduled, or wait until they are not on the GPU: GPFIFO_SCHEDULE of a
+/// channel and of a group, PREEMPT of a group, and GR_SET_CTXSW_PREEMPTION_MODE.
+const SCHEDULING: [u32; 4] = [0xa06f_0103, 0xa06c_0101, 0xa06c_0105, 0x2080_1210];
 /// Records of context switches: which, whether they are written, and that they are written now.
 const BIND_SWITCHES: u32 = 0x2080_1238;
 const ENABLE_EVENTS: u32 = 0x90cd_0101;
@@ -34,6 +37,8 @@ const MOST_CHANNELS: usize = 64;
 
 /// The class of channel groups.
 const GROUP: u32 = 0xa06c;
+/// Classes of clients.
+pub const CLIENTS: [u32; 3] = [0, 1, CLIENT];
 /// The class of GPUs.
 pub const DEVICE: u32 = 0x80;
 /// The class of a GPU's parts.
@@ -62,6 +67,8 @@ pub enum Request {
         group: Option<(u32, u32)>,
         /// For a device: the number of its GPU.
         gpu: Option<u32>,
+        /// For a channel: its context share, with which it ends.
+        share: Option<u32>,
         status: u32,
     },
     /// An object is freed, and what lies below it.
@@ -75,7 +82,20 @@ pub enum Request {
     Waits,
 }
 
+/// Whether objects of this class are channels, of each generation since Volta.
+pub fn is_channel(class: u32) -> bool {
+    class & 0xf0ff == 0xc06f
+}
+
 impl Request {
+    /// The client whose objects it is about; `None`: that is not known.
+    pub fn client(&self) -> Option<u32> {
+        match *self {
+            Self::Allocate { client, .. } | Self::Free { client, .. } => Some(client),
+            Self::Waits => None,
+        }
+    }
+
     /// Reads a call; `None`: it does not matter.
     ///
     /// # Safety
@@ -110,6 +130,8 @@ impl Request {
                 let is = |wanted| class == wanted && !parameters.is_null();
                 let group = is(GROUP).then(|| (parameter(8), parameter(12)));
                 let gpu = is(DEVICE).then(|| parameter(0));
+                // SAFETY: as above; those of a channel are longer.
+                let share = (is_channel(class) && !parameters.is_null()).then(|| parameter(24));
                 Some(Self::Allocate {
                     client: word(0),
                     parent: word(4),
@@ -117,13 +139,26 @@ impl Request {
                     class,
                     group,
                     gpu,
+                    share,
                     status: word(40),
                 })
             }
             (IDLE_CHANNELS, _) => Some(Self::Waits),
+            (CONTROL, CONTROL_SIZE) if SCHEDULING.contains(&word(8)) => Some(Self::Waits),
             _ => None,
         }
     }
+}
+
+/// What is done to channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Switching {
+    /// Their kernels are taken off the GPU at once.
+    Off,
+    /// They get no further slice. A running kernel stays until the end of its slice, and as long as nobody else has work.
+    Unscheduled,
+    /// They continue.
+    On,
 }
 
 /// Channels of one client on one GPU.
@@ -139,9 +174,9 @@ pub struct Channels {
 
 impl Channels {
     /// The calls that stop or start them.
-    pub fn controls(&self, stop: bool) -> impl Iterator<Item = Control> {
+    pub fn controls(&self, to: Switching) -> impl Iterator<Item = Control> {
         let parts = self.channels.chunks(MOST_CHANNELS);
-        parts.map(move |channels| Control::channels(self.client, self.subdevice, channels, stop))
+        parts.map(move |channels| Control::channels(self.client, self.subdevice, channels, to))
     }
 }
 
@@ -166,7 +201,7 @@ struct DisableChannels {
     disable: u8,
     _padding: [u8; 3],
     count: u32,
-    /// Only keep them from being scheduled. A running kernel then stays for as long as nobody else has work.
+    /// See [`Switching::Unscheduled`].
     only_scheduling: u8,
     rewind: u8,
     _more_padding: [u8; 6],
@@ -209,12 +244,12 @@ impl Control {
     }
 
     /// Stops or starts at most [`MOST_CHANNELS`] channels.
-    fn channels(client: u32, subdevice: u32, channels: &[u32], stop: bool) -> Self {
+    fn channels(client: u32, subdevice: u32, channels: &[u32], to: Switching) -> Self {
         let mut parameters = DisableChannels {
-            disable: stop.into(),
+            disable: (to != Switching::On).into(),
             _padding: [0; 3],
             count: channels.len().min(MOST_CHANNELS) as u32,
-            only_scheduling: 0,
+            only_scheduling: (to == Switching::Unscheduled).into(),
             rewind: 0,
             _more_padding: [0; 6],
             event: 0,

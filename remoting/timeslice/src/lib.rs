@@ -19,8 +19,11 @@
 //! first, and nothing is stopped until they have returned; if it cannot be started, they fail. What nobody renews for
 //! [`UNRENEWED`] is started, too: nothing stays stopped when whoever decides about it is gone.
 //!
+//! A process that makes other programs' calls has a gate of its own ([`Gate::new`]), before the driver. What such a program
+//! wishes for its slices does not count ([`Gate::keep_slice`]), and a file that it closes ends its clients ([`Gate::close`]).
+//!
 //! Who has had the GPU for how long is read from the driver's record of context switches ([`switches`]). It names channels
-//! by numbers, for which the driver is asked when they are made.
+//! by numbers, for which the driver is asked when they are made. It also shows, roughly, when contexts have work.
 //!
 //! [`Shared`] does this for all contexts of a worker as the arbiter says.
 
@@ -30,6 +33,7 @@ mod blocks;
 mod notes;
 mod shared;
 pub mod switches;
+mod work;
 
 #[cfg(test)]
 mod tests;
@@ -45,15 +49,20 @@ use std::{
 };
 
 use base::{Chain, Unpoisoned, note::Seldom};
-use blocks::{Channels, Control, Request};
+use blocks::{Channels, Control, Request, Switching};
 use notes::Notes;
-use remoting_turns::Moment;
+use remoting_turns::{Moment, slices::DRIVERS_SLICE};
 pub use shared::Shared;
 
 /// For how long a context stays stopped that nobody renews.
 pub const UNRENEWED: Duration = Duration::from_millis(200);
-/// With more numbers of channels, those of channels that have ended are forgotten.
+/// The driver's statuses for an object or a client that there is not: NV_ERR_INVALID_CHANNEL, INVALID_CLIENT, INVALID_OBJECT,
+/// INVALID_OBJECT_HANDLE and OBJECT_NOT_FOUND.
+const GONE: [u32; 5] = [0x21, 0x23, 0x31, 0x33, 0x57];
+/// With more numbers of channels that have ended, these are forgotten.
 const MOST_NUMBERS: usize = 4096;
+/// How often the record is read until it has nothing of a channel that has ended: the driver keeps some back for 34 ms.
+pub const READ: u32 = 8;
 /// Branches of the driver whose calls are known and were seen to work (measurements/sharing.md).
 const BRANCHES: &[&str] = &["580"];
 
@@ -91,6 +100,12 @@ pub enum Error {
     /// The context is stopped already.
     #[error("the context is already stopped")]
     Stopped,
+    /// The context cannot be started again for now.
+    #[error("the driver does not start the context that it has stopped")]
+    NotStarted,
+    /// There is no record of context switches.
+    #[error("the driver's record of context switches cannot be read")]
+    Record,
     /// A call that waits for channels is under way.
     #[error("the driver frees or creates channels: try again")]
     Busy,
@@ -172,6 +187,8 @@ fn listed(text: &str) -> Result<(), Error> {
 #[derive(Debug)]
 pub struct Gate<K> {
     kernel: K,
+    /// Whether the calls are those of programs that are not trusted.
+    guarded: bool,
     state: Mutex<State>,
     /// Something was stopped or started.
     changed: Condvar,
@@ -181,6 +198,8 @@ pub struct Gate<K> {
 struct State {
     notes: Notes,
     stopped: BTreeMap<Context, Stop>,
+    /// The slices that were set.
+    slices: BTreeMap<Context, Slice>,
     /// Counts stops.
     serial: u64,
     /// Number of calls under way that may wait for channels.
@@ -197,10 +216,39 @@ struct State {
 #[derive(Debug)]
 enum Numbers {
     Unwanted,
-    /// Of all, and of those that exist by client and handle.
-    All(BTreeSet<u32>, BTreeMap<(u32, u32), u32>),
+    Known {
+        /// By client and handle.
+        existing: BTreeMap<(u32, u32), u32>,
+        /// Those of channels that have ended, and how often the record was read since.
+        ended: BTreeMap<u32, u32>,
+    },
     /// The driver has not told one.
     Unknown,
+}
+
+impl State {
+    /// Forgets what was known of channels and contexts that have ended.
+    fn forget(&mut self) {
+        let contexts: BTreeSet<Context> = self.notes.contexts().into_iter().collect();
+        self.slices.retain(|context, _| contexts.contains(context));
+        let Numbers::Known { existing, ended } = &mut self.numbers else {
+            return;
+        };
+        let channels = self.notes.all_channels().into_iter();
+        let here: BTreeSet<_> = channels
+            .map(|(_, client, channel)| (client, channel))
+            .collect();
+        if ended.len() > MOST_NUMBERS {
+            ended.clear();
+        }
+        existing.retain(|channel, number| {
+            let is_here = here.contains(channel);
+            if !is_here {
+                ended.insert(*number, 0);
+            }
+            is_here
+        });
+    }
 }
 
 /// A stopped context.
@@ -245,12 +293,25 @@ impl<K: Kernel> Drop for Stopped<K> {
 }
 
 impl<K: Kernel> Gate<K> {
-    const fn new(kernel: K) -> Self {
+    /// A gate before this kernel.
+    pub const fn new(kernel: K) -> Self {
+        Self::with(kernel, false)
+    }
+
+    /// A gate before this kernel for programs that are not trusted. Each object that a client with channels frees may lie below
+    /// one that is stopped, whatever the call says.
+    pub const fn guarded(kernel: K) -> Self {
+        Self::with(kernel, true)
+    }
+
+    const fn with(kernel: K, guarded: bool) -> Self {
         Self {
             kernel,
+            guarded,
             state: Mutex::new(State {
                 notes: Notes::new(),
                 stopped: BTreeMap::new(),
+                slices: BTreeMap::new(),
                 serial: 0,
                 waiting: 0,
                 watched: false,
@@ -261,9 +322,16 @@ impl<K: Kernel> Gate<K> {
         }
     }
 
+    /// The kernel.
+    pub fn kernel(&self) -> &K {
+        &self.kernel
+    }
+
+    /// Makes the system call, and notes what it has made or freed.
+    ///
     /// # Safety
     /// As for the C function `ioctl`.
-    unsafe fn pass_on(&self, file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
+    pub unsafe fn pass_on(&self, file: c_int, request: c_ulong, argument: *mut c_void) -> c_int {
         // SAFETY: the caller's promise.
         let pass = || unsafe { self.kernel.ioctl(file, request, argument) };
         // SAFETY: the caller's promise: a call of this number has this block.
@@ -272,14 +340,13 @@ impl<K: Kernel> Gate<K> {
         };
         let waits = {
             let mut state = self.state.lock_unpoisoned();
-            let waits = state.notes.waits(&before);
+            let waits = state.notes.waits(&before, self.guarded);
             if waits {
                 state.waiting += 1;
-                let stopped: Vec<Context> = state.stopped.keys().copied().collect();
-                for context in stopped {
-                    self.start(&mut state, context);
-                }
-                if !state.stopped.is_empty() {
+                self.start_all(&mut state);
+                let own =
+                    |context: &Context| before.client().is_none_or(|one| one == context.client);
+                if state.stopped.keys().any(own) {
                     // The call would wait in the driver, with the lock that a start needs.
                     state.waiting -= 1;
                     // SAFETY: the place of this thread's error number.
@@ -299,17 +366,7 @@ impl<K: Kernel> Gate<K> {
             // SAFETY: as above. The driver has filled in what it answers.
             if let Some(after) = unsafe { Request::read(request, argument) } {
                 state.notes.note(file, &after);
-                if let Request::Allocate {
-                    client,
-                    object,
-                    class,
-                    status: 0,
-                    ..
-                } = after
-                    && notes::is_channel(class)
-                {
-                    self.number(&mut state, file, client, object);
-                }
+                self.follow(&mut state, file, &after, waits);
             }
         }
         drop(state);
@@ -317,6 +374,99 @@ impl<K: Kernel> Gate<K> {
         // SAFETY: the place of this thread's error number.
         unsafe { *libc::__errno_location() = error.unwrap_or(0) };
         result
+    }
+
+    /// Closes a file, with which its clients end: what is stopped is started first, and nothing is stopped until the file is
+    /// closed.
+    pub fn close(&self, file: c_int, close: impl FnOnce()) {
+        let mut state = self.state.lock_unpoisoned();
+        state.waiting += 1;
+        self.start_all(&mut state);
+        // Another file may have its number as soon as it is closed.
+        state.notes.close(file);
+        state.stopped.retain(|_, stop| stop.channels.file != file);
+        state.forget();
+        drop(state);
+        close();
+        self.state.lock_unpoisoned().waiting -= 1;
+    }
+
+    fn start_all(&self, state: &mut State) {
+        let stopped: Vec<Context> = state.stopped.keys().copied().collect();
+        for context in stopped {
+            self.start(state, context);
+        }
+    }
+
+    /// What follows from a call that was noted; `waits` tells whether it may have ended channels.
+    fn follow(&self, state: &mut State, file: c_int, request: &Request, waits: bool) {
+        match *request {
+            Request::Allocate {
+                client,
+                object,
+                class,
+                status: 0,
+                ..
+            } => {
+                if blocks::is_channel(class) {
+                    self.number(state, file, client, object);
+                }
+                // Another group of a context whose slice is set.
+                let context = state.notes.context_of(client, object);
+                if let Some(slice) = context.and_then(|context| state.slices.get(&context)) {
+                    // If it is refused, the next change sets it.
+                    let _ = self.control(file, &mut Control::slice(client, object, slice.0));
+                }
+            }
+            Request::Free { status: 0, .. } if waits => state.forget(),
+            _ => {}
+        }
+    }
+
+    /// A program wishes to set the slice of a group. That of a group that runs kernels is set to what it is, or to the
+    /// driver's own; returns the driver's status. `None`: it is no such group.
+    ///
+    /// # Errors
+    /// The call fails.
+    pub fn keep_slice(&self, client: u32, group: u32) -> Option<Result<u32, Error>> {
+        let state = self.state.lock_unpoisoned();
+        let context = state.notes.context_of(client, group)?;
+        let file = state.notes.file(client)?;
+        let micros = match state.slices.get(&context) {
+            Some(slice) => slice.0,
+            None => DRIVERS_SLICE.as_micros() as u32,
+        };
+        let kept = self.control(file, &mut Control::slice(client, group, micros));
+        Some(match kept {
+            Err(Error::Refused(status)) => Ok(status),
+            kept => kept.map(|()| 0),
+        })
+    }
+
+    /// Whether an object is a channel group that is noted.
+    pub fn is_group(&self, client: u32, object: u32) -> bool {
+        self.state.lock_unpoisoned().notes.is_group(client, object)
+    }
+
+    /// Whether a channel is one of a group that runs kernels, and is stopped with it.
+    pub fn runs_kernels(&self, client: u32, channel: u32) -> bool {
+        let state = self.state.lock_unpoisoned();
+        state.notes.context_of_channel(client, channel).is_some()
+    }
+
+    /// Whether contexts cannot be stopped any more without this object.
+    pub fn is_needed(&self, client: u32, object: u32) -> bool {
+        self.state.lock_unpoisoned().notes.is_needed(client, object)
+    }
+
+    /// The slice of a context, if it was set.
+    pub fn slice(&self, context: Context) -> Option<Slice> {
+        self.state.lock_unpoisoned().slices.get(&context).copied()
+    }
+
+    /// Whether a context is stopped.
+    pub fn is_stopped(&self, context: Context) -> bool {
+        self.state.lock_unpoisoned().stopped.contains_key(&context)
     }
 
     /// The contexts that have compute channels.
@@ -333,45 +483,52 @@ impl<K: Kernel> Gate<K> {
     pub fn number_channels(&self) {
         let mut state = self.state.lock_unpoisoned();
         if matches!(state.numbers, Numbers::Unwanted) {
-            state.numbers = Numbers::All(BTreeSet::new(), BTreeMap::new());
+            state.numbers = Numbers::Known {
+                existing: BTreeMap::new(),
+                ended: BTreeMap::new(),
+            };
             for (file, client, channel) in state.notes.all_channels() {
                 self.number(&mut state, file, client, channel);
             }
         }
     }
 
-    /// The numbers of all channels that this process has made, those of destroyed ones, too, if they are known. No other
-    /// channel of the machine has one of them.
+    /// The numbers of this process's channels, if they are known: no other channel of the machine has one of them. Those of
+    /// channels that have ended are among them until the record was read [`READ`] times ([`Self::was_read`]); then another
+    /// process's channel may have them.
     pub fn numbers(&self) -> Option<BTreeSet<u32>> {
         match &self.state.lock_unpoisoned().numbers {
-            Numbers::All(all, _) => Some(all.clone()),
+            Numbers::Known { existing, ended } => {
+                Some(existing.values().chain(ended.keys()).copied().collect())
+            }
             Numbers::Unwanted | Numbers::Unknown => None,
         }
     }
 
+    /// The record of context switches was read.
+    pub fn was_read(&self) {
+        if let Numbers::Known { ended, .. } = &mut self.state.lock_unpoisoned().numbers {
+            ended.retain(|_, reads| {
+                *reads += 1;
+                *reads < READ
+            });
+        }
+    }
+
     fn number(&self, state: &mut State, file: c_int, client: u32, channel: u32) {
-        let Numbers::All(all, existing) = &mut state.numbers else {
+        let Numbers::Known { existing, .. } = &mut state.numbers else {
             return;
         };
         let mut ask = Control::ask_number(client, channel);
         if let Err(error) = self.control(file, &mut ask) {
             base::note!(
-                "a channel's number is not known, so use is measured by the usual length of commands: {}",
+                "a channel's number is not known, so use is not known by the GPU's record: {}",
                 Chain(&error)
             );
             state.numbers = Numbers::Unknown;
             return;
         }
-        all.insert(ask.number());
         existing.insert((client, channel), ask.number());
-        if all.len() > MOST_NUMBERS {
-            let channels = state.notes.all_channels().into_iter();
-            let here: BTreeSet<_> = channels
-                .map(|(_, client, channel)| (client, channel))
-                .collect();
-            existing.retain(|channel, _| here.contains(channel));
-            *all = existing.values().copied().collect();
-        }
     }
 
     /// Sets the slice of the context's compute groups.
@@ -379,7 +536,7 @@ impl<K: Kernel> Gate<K> {
     /// # Errors
     /// The context has no compute channels, or the driver refuses.
     pub fn set(&self, context: Context, slice: Slice) -> Result<(), Error> {
-        let state = self.state.lock_unpoisoned();
+        let mut state = self.state.lock_unpoisoned();
         let groups = state.notes.groups(context);
         if groups.is_empty() {
             return Err(Error::NoChannels);
@@ -387,6 +544,7 @@ impl<K: Kernel> Gate<K> {
         for (file, group) in groups {
             self.control(file, &mut Control::slice(context.client, group, slice.0))?;
         }
+        state.slices.insert(context, slice);
         Ok(())
     }
 
@@ -396,6 +554,19 @@ impl<K: Kernel> Gate<K> {
     /// The context has no compute channels, or is stopped; a call that waits for channels is under way; or the driver
     /// refuses.
     pub fn stop(&'static self, context: Context) -> Result<Stopped<K>, Error> {
+        self.switch_off(context, Switching::Off)
+    }
+
+    /// Has the context get no further slice, until what is returned is dropped. The driver takes less time for that than for
+    /// [`Self::stop`]. A running kernel stays on the GPU until its slice is over, and as long as nobody else has work.
+    ///
+    /// # Errors
+    /// As of [`Self::stop`].
+    pub fn unschedule(&'static self, context: Context) -> Result<Stopped<K>, Error> {
+        self.switch_off(context, Switching::Unscheduled)
+    }
+
+    fn switch_off(&'static self, context: Context, to: Switching) -> Result<Stopped<K>, Error> {
         let mut state = self.state.lock_unpoisoned();
         self.watch(&mut state)?;
         if state.waiting > 0 {
@@ -405,7 +576,7 @@ impl<K: Kernel> Gate<K> {
             return Err(Error::Stopped);
         }
         let channels = state.notes.channels(context).ok_or(Error::NoChannels)?;
-        let done = self.switch(&channels, true);
+        let done = self.switch(&channels, to);
         state.serial += 1;
         let serial = state.serial;
         let stop = Stop {
@@ -432,7 +603,12 @@ impl<K: Kernel> Gate<K> {
         let Some(stop) = state.stopped.get_mut(&context) else {
             return;
         };
-        match self.switch(&stop.channels, false) {
+        let started = match self.switch(&stop.channels, Switching::On) {
+            // The driver does not say which of them are gone.
+            Err(Error::Refused(_)) => self.switch_each(&stop.channels),
+            started => started,
+        };
+        match started {
             Ok(()) => {
                 state.stopped.remove(&context);
             }
@@ -445,10 +621,26 @@ impl<K: Kernel> Gate<K> {
         }
     }
 
-    /// Stops or starts channels.
-    fn switch(&self, channels: &Channels, stop: bool) -> Result<(), Error> {
+    /// Starts each channel that there still is.
+    fn switch_each(&self, channels: &Channels) -> Result<(), Error> {
         let mut done = Ok(());
-        for mut control in channels.controls(stop) {
+        for channel in &channels.channels {
+            let one = Channels {
+                channels: vec![*channel],
+                ..channels.clone()
+            };
+            match self.switch(&one, Switching::On) {
+                Err(Error::Refused(status)) if GONE.contains(&status) => {}
+                started => done = done.and(started),
+            }
+        }
+        done
+    }
+
+    /// Stops or starts channels.
+    fn switch(&self, channels: &Channels, to: Switching) -> Result<(), Error> {
+        let mut done = Ok(());
+        for mut control in channels.controls(to) {
             let one = self.control(channels.file, &mut control);
             // All parts are started, whatever becomes of one.
             done = done.and(one);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, ffi::c_int};
 
 use super::{
     Context,
-    blocks::{Channels, DEVICE, Request, SUBDEVICE},
+    blocks::{CLIENTS, Channels, DEVICE, Request, SUBDEVICE, is_channel},
 };
 
 /// The class of address spaces.
@@ -24,7 +24,10 @@ enum Kind {
         space: u32,
         engine: u32,
     },
-    Channel,
+    /// A channel with this context share; zero: none.
+    Channel {
+        share: u32,
+    },
 }
 
 #[derive(Debug)]
@@ -36,6 +39,7 @@ struct Object {
 /// The objects of a client that are noted, by handle.
 #[derive(Debug)]
 struct Client {
+    /// The control file that it lives on.
     file: c_int,
     objects: BTreeMap<u32, Object>,
 }
@@ -44,18 +48,21 @@ struct Client {
 #[derive(Debug)]
 pub struct Notes(BTreeMap<u32, Client>);
 
-/// Whether objects of this class are channels, of each generation since Volta.
-pub fn is_channel(class: u32) -> bool {
-    class & 0xf0ff == 0xc06f
-}
-
 /// What is noted about an object of a class; `None`: nothing.
-fn kind(class: u32, group: Option<(u32, u32)>, gpu: Option<u32>) -> Option<Kind> {
+fn kind(
+    class: u32,
+    group: Option<(u32, u32)>,
+    gpu: Option<u32>,
+    share: Option<u32>,
+) -> Option<Kind> {
     match class {
         DEVICE => Some(Kind::Device(gpu.unwrap_or_default())),
         SUBDEVICE => Some(Kind::Subdevice),
         ADDRESS_SPACE => Some(Kind::AddressSpace),
-        class if is_channel(class) => Some(Kind::Channel),
+        class if is_channel(class) => {
+            let share = share.unwrap_or_default();
+            Some(Kind::Channel { share })
+        }
         _ => group.map(|(space, engine)| Kind::Group { space, engine }),
     }
 }
@@ -65,18 +72,24 @@ impl Notes {
         Self(BTreeMap::new())
     }
 
-    /// Whether the driver may wait for channels in this call, or channels are made that a stop would not include.
-    pub fn waits(&self, request: &Request) -> bool {
+    /// Whether the driver may wait for channels in this call, or channels are made that a stop would not include. `guarded`: what
+    /// calls say of an object's place is not believed.
+    pub fn waits(&self, request: &Request, guarded: bool) -> bool {
         match *request {
             Request::Waits => true,
             Request::Allocate {
-                class, group, gpu, ..
+                class,
+                group,
+                gpu,
+                share,
+                ..
             } => {
                 matches!(
-                    kind(class, group, gpu),
-                    Some(Kind::Channel | Kind::Group { .. })
+                    kind(class, group, gpu, share),
+                    Some(Kind::Channel { .. } | Kind::Group { .. })
                 )
             }
+            Request::Free { client, .. } if guarded => self.has_channels(client),
             Request::Free {
                 client,
                 parent,
@@ -87,7 +100,7 @@ impl Notes {
                 let parent = noted.objects.get(&parent).map(|parent| parent.kind);
                 object == client
                     || noted.objects.contains_key(&object)
-                    || matches!(parent, Some(Kind::Channel | Kind::Group { .. }))
+                    || matches!(parent, Some(Kind::Channel { .. } | Kind::Group { .. }))
             }),
         }
     }
@@ -96,20 +109,29 @@ impl Notes {
     pub fn note(&mut self, file: c_int, request: &Request) {
         match *request {
             Request::Allocate {
+                object,
+                class,
+                status: 0,
+                ..
+            } if CLIENTS.contains(&class) => {
+                let objects = BTreeMap::new();
+                self.0.insert(object, Client { file, objects });
+            }
+            Request::Allocate {
                 client,
                 parent,
                 object,
                 class,
                 group,
                 gpu,
+                share,
                 status: 0,
             } => {
-                if let Some(kind) = kind(class, group, gpu) {
+                if let Some(kind) = kind(class, group, gpu, share) {
                     let noted = self.0.entry(client).or_insert_with(|| Client {
                         file,
                         objects: BTreeMap::new(),
                     });
-                    noted.file = file;
                     noted.objects.insert(object, Object { kind, parent });
                 }
             }
@@ -126,6 +148,56 @@ impl Notes {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// Whether a client has channels.
+    pub fn has_channels(&self, client: u32) -> bool {
+        let objects = self.0.get(&client).map(|client| client.objects.values());
+        let is_channel = |object: &Object| matches!(object.kind, Kind::Channel { .. });
+        objects.into_iter().flatten().any(is_channel)
+    }
+
+    /// Whether contexts cannot be stopped any more without this object: the part of a GPU by which that is done.
+    pub fn is_needed(&self, client: u32, object: u32) -> bool {
+        let noted = self
+            .0
+            .get(&client)
+            .and_then(|noted| noted.objects.get(&object));
+        noted.is_some_and(|object| object.kind == Kind::Subdevice) && self.has_channels(client)
+    }
+
+    /// Whether an object is a group.
+    pub fn is_group(&self, client: u32, object: u32) -> bool {
+        let noted = self
+            .0
+            .get(&client)
+            .and_then(|noted| noted.objects.get(&object));
+        noted.is_some_and(|object| matches!(object.kind, Kind::Group { .. }))
+    }
+
+    /// The context whose kernels a channel runs; `None` if it runs none.
+    pub fn context_of_channel(&self, client: u32, channel: u32) -> Option<Context> {
+        let object = self.0.get(&client)?.objects.get(&channel)?;
+        matches!(object.kind, Kind::Channel { .. })
+            .then(|| self.context_of(client, object.parent))?
+    }
+
+    /// A file is closed, and its clients end with it.
+    pub fn close(&mut self, file: c_int) {
+        self.0.retain(|_, client| client.file != file);
+    }
+
+    /// The context whose kernels a group runs; `None` if it runs none.
+    pub fn context_of(&self, client: u32, group: u32) -> Option<Context> {
+        let object = self.0.get(&client)?.objects.get(&group)?;
+        match object.kind {
+            Kind::Group { space, engine } if engine == COMPUTE => Some(Context {
+                client,
+                device: object.parent,
+                space,
+            }),
+            _ => None,
         }
     }
 
@@ -151,6 +223,11 @@ impl Notes {
         contexts.dedup();
         contexts.retain(|context| self.channels(*context).is_some());
         contexts
+    }
+
+    /// The control file of a client.
+    pub fn file(&self, client: u32) -> Option<c_int> {
+        Some(self.0.get(&client)?.file)
     }
 
     /// The number of the context's GPU.
@@ -183,7 +260,7 @@ impl Notes {
             let channels = noted
                 .objects
                 .iter()
-                .filter(|(_, one)| one.kind == Kind::Channel);
+                .filter(|(_, one)| matches!(one.kind, Kind::Channel { .. }));
             all.extend(channels.map(|(channel, _)| (noted.file, client, *channel)));
         }
         all
@@ -192,16 +269,17 @@ impl Notes {
     /// The compute channels of a context; `None` if it has none.
     pub fn channels(&self, context: Context) -> Option<Channels> {
         let noted = self.0.get(&context.client)?;
-        let of = |kind: Kind, parent: u32| {
+        let of = |is: fn(Kind) -> bool, parent: u32| {
             let objects = noted.objects.iter();
-            let own = move |object: &Object| object.kind == kind && object.parent == parent;
+            let own = move |object: &Object| is(object.kind) && object.parent == parent;
             objects.filter_map(move |(handle, object)| own(object).then_some(*handle))
         };
-        let subdevice = of(Kind::Subdevice, context.device).next()?;
+        let is_channel = |kind| matches!(kind, Kind::Channel { .. });
+        let subdevice = of(|kind| kind == Kind::Subdevice, context.device).next()?;
         let groups = self.groups(context);
         let channels: Vec<u32> = groups
             .iter()
-            .flat_map(|(_, group)| of(Kind::Channel, *group))
+            .flat_map(|(_, group)| of(is_channel, *group))
             .collect();
         (!channels.is_empty()).then_some(Channels {
             file: noted.file,
@@ -213,12 +291,18 @@ impl Notes {
 }
 
 impl Client {
-    /// Removes an object and all below it.
+    /// Removes an object, all below it, and what ends with it: groups of an address space, channels of a context share.
     fn free(&mut self, object: u32) {
         let mut freed = vec![object];
         while let Some(one) = freed.pop() {
             self.objects.remove(&one);
-            let children = self.objects.iter().filter(|(_, child)| child.parent == one);
+            let ends = |child: &Object| match child.kind {
+                _ if child.parent == one => true,
+                Kind::Group { space, .. } => space == one,
+                Kind::Channel { share } => share == one && share != 0,
+                _ => false,
+            };
+            let children = self.objects.iter().filter(|(_, child)| ends(child));
             freed.extend(children.map(|(handle, _)| *handle));
         }
     }

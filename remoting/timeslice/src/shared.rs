@@ -6,7 +6,7 @@ use std::{
 };
 
 use base::{Chain, note::Seldom};
-use remoting_turns::slices::{Slices, Use};
+use remoting_turns::slices::{DRIVERS_SLICE, Slices, Use, Worked};
 
 use super::{Context, Error, Gate, Kernel, Slice, Stopped, switches::Switches};
 
@@ -15,23 +15,74 @@ use super::{Context, Error, Gate, Kernel, Slice, Stopped, switches::Switches};
 pub struct Shared<K: Kernel + 'static> {
     gate: &'static Gate<K>,
     stopped: BTreeMap<Context, Stopped<K>>,
-    /// The slices that were set.
-    slices: BTreeMap<Context, Slice>,
     switches: Switches,
+    sees: Sees,
     failing: Seldom,
 }
 
+/// How often what the driver refuses is tried again.
+const ATTEMPTS: u32 = 100;
+
+/// What the process sees of its contexts' work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sees {
+    /// Its requests.
+    Requests,
+    /// Nothing but the record of context switches. What is said about that and about stops was not tried yet.
+    Untried {
+        /// How often that was tried in vain.
+        failed: u32,
+    },
+    /// The same; all works.
+    Record,
+    /// Something does not work.
+    Nothing,
+}
+
 impl<K: Kernel> Shared<K> {
-    /// Those of this gate's process.
+    /// Those of this gate's process, which knows when they have work.
     pub fn new(gate: &'static Gate<K>) -> Self {
+        Self::with(gate, Sees::Requests)
+    }
+
+    /// Those of this gate's process, which does not see what is submitted: when they have work is read from the record of
+    /// context switches. When there are contexts for the first time, it is tried whether there is that record, and whether
+    /// they can be stopped and started.
+    pub fn by_record(gate: &'static Gate<K>) -> Self {
+        Self::with(gate, Sees::Untried { failed: 0 })
+    }
+
+    fn with(gate: &'static Gate<K>, sees: Sees) -> Self {
         gate.number_channels();
         Self {
             gate,
             stopped: BTreeMap::new(),
-            slices: BTreeMap::new(),
             switches: Switches::default(),
+            sees,
             failing: Seldom::new(),
         }
+    }
+
+    /// Tries whether contexts can be stopped and started, and whether there is a record of their use.
+    fn attempt(&mut self) -> Result<(), Error> {
+        for context in self.gate.contexts() {
+            let slice = Slice::from_micros(DRIVERS_SLICE.as_micros() as u32);
+            self.gate.set(context, slice.ok_or(Error::NoChannels)?)?;
+            drop(self.gate.unschedule(context)?);
+            if self.gate.is_stopped(context) {
+                return Err(Error::NotStarted);
+            }
+        }
+        self.look(Duration::ZERO).map(drop).ok_or(Error::Record)
+    }
+
+    fn look(&mut self, round: Duration) -> Option<Use> {
+        let contexts = self.gate.contexts().into_iter();
+        let gpus: BTreeSet<u32> = contexts.filter_map(|one| self.gate.gpu(one)).collect();
+        let numbers = self.gate.numbers()?;
+        let used = self.switches.look(gpus, &numbers, round);
+        self.gate.was_read();
+        used
     }
 
     fn failed(&mut self, what: &str, error: &Error) {
@@ -47,18 +98,13 @@ impl<K: Kernel> Slices for Shared<K> {
         let Some(slice) = Slice::from_micros(micros) else {
             return;
         };
-        let contexts = self.gate.contexts();
-        self.slices.retain(|context, _| contexts.contains(context));
-        for context in contexts {
-            if self.slices.get(&context) == Some(&slice) {
+        for context in self.gate.contexts() {
+            if self.gate.slice(context) == Some(slice) {
                 continue;
             }
             match self.gate.set(context, slice) {
-                Ok(()) => {
-                    self.slices.insert(context, slice);
-                }
                 // It has just ended.
-                Err(Error::NoChannels) => {}
+                Ok(()) | Err(Error::NoChannels) => {}
                 Err(error) => self.failed("set the time slice of", &error),
             }
         }
@@ -66,7 +112,7 @@ impl<K: Kernel> Slices for Shared<K> {
 
     fn stop(&mut self) -> bool {
         for context in self.gate.contexts() {
-            match self.gate.stop(context) {
+            match self.gate.unschedule(context) {
                 Ok(stopped) => {
                     self.stopped.insert(context, stopped);
                 }
@@ -96,11 +142,44 @@ impl<K: Kernel> Slices for Shared<K> {
         self.stopped.clear();
     }
 
-    fn used(&mut self) -> Option<Use> {
-        let contexts = self.gate.contexts().into_iter();
-        let gpus: BTreeSet<u32> = contexts.filter_map(|one| self.gate.gpu(one)).collect();
-        let numbers = self.gate.numbers()?;
-        self.switches.look(gpus, &numbers)
+    fn works(&mut self) -> bool {
+        if let Sees::Untried { failed } = self.sees
+            && !self.gate.contexts().is_empty()
+        {
+            self.sees = match self.attempt() {
+                Ok(()) => Sees::Record,
+                // What channels are made or freed for comes first.
+                Err(Error::Busy | Error::NoChannels | Error::Stopped) => self.sees,
+                // It may have just ended, or be of a program that wants this to fail.
+                Err(Error::Refused(_) | Error::NotStarted) if failed < ATTEMPTS => {
+                    Sees::Untried { failed: failed + 1 }
+                }
+                Err(error) => {
+                    base::note!(
+                        "contexts take no part in sharing the GPU by weight: {}",
+                        Chain(&error)
+                    );
+                    Sees::Nothing
+                }
+            };
+        }
+        self.sees != Sees::Nothing
+    }
+
+    fn used(&mut self, round: Duration) -> Option<Use> {
+        let used = self.look(round);
+        if used.is_none() && self.sees == Sees::Record {
+            base::note!("contexts take no part in sharing the GPU by weight any longer");
+            self.sees = Sees::Nothing;
+        }
+        used
+    }
+
+    fn worked(&mut self, stopped: bool, round: Duration) -> Worked {
+        match self.sees {
+            Sees::Requests => Worked::Known,
+            _ => Worked::Recorded(self.switches.worked(stopped, round)),
+        }
     }
 
     fn end_use(&mut self) {

@@ -23,6 +23,7 @@ use remoting_turns::{Moment, slices::Use};
 use super::{
     Kernel, Machine,
     blocks::{Allocation, Control, MapMemory, SwitchBuffer},
+    work::Work,
 };
 
 /// The driver's control file.
@@ -127,9 +128,8 @@ impl Ring {
     }
 
     /// Takes what was written since the last time.
-    fn take(&mut self, mut each: impl FnMut(Switch)) -> bool {
+    fn take(&mut self, mut each: impl FnMut(Switch)) {
         let put = self.put();
-        let any = self.next != put;
         while self.next != put {
             // SAFETY: the index is below the number of records that the mapping has; as above.
             let record = unsafe {
@@ -142,7 +142,6 @@ impl Ring {
             }
             self.next = (self.next + 1) % RECORDS;
         }
-        any
     }
 }
 
@@ -153,8 +152,46 @@ struct Log {
     client: u32,
     ring: Ring,
     tally: Tally,
+    work: Work,
+    clock: Clock,
     /// When records of others were last found.
     others: Option<Moment>,
+}
+
+/// The GPU's clock by this machine's.
+#[derive(Debug, Default)]
+struct Clock {
+    /// By how much it is ahead, in nanoseconds, and when that was looked at.
+    ahead: Option<(i128, Moment)>,
+}
+
+impl Clock {
+    /// In one second, the clocks may come apart by so many nanoseconds.
+    const DRIFT: u64 = 100_000;
+
+    /// A record of this time was found. It is from the past, so that the clock is ahead by at least the difference.
+    fn note(&mut self, time: u64, now: Moment) {
+        let seen = i128::from(time) - i128::from(now.nanos());
+        let ahead = match self.ahead {
+            Some((ahead, since)) => {
+                let drift = now.since(since).as_millis() * u128::from(Self::DRIFT) / 1000;
+                let known = ahead - drift as i128;
+                match seen < known - i128::from(LONGEST) {
+                    // It was set back.
+                    true => seen,
+                    false => known.max(seen),
+                }
+            }
+            None => seen,
+        };
+        self.ahead = Some((ahead, now));
+    }
+
+    /// What the GPU's clock shows about now; `None` if it is not known.
+    fn at(&self, now: Moment) -> Option<u64> {
+        let (ahead, _) = self.ahead?;
+        u64::try_from(i128::from(now.nanos()) + ahead).ok()
+    }
 }
 
 /// Why there is no record.
@@ -259,36 +296,50 @@ impl Log {
             client,
             ring,
             tally: Tally::default(),
+            work: Work::default(),
+            clock: Clock::default(),
             others: None,
         })
     }
 
-    /// Reads what the driver has written. Returns whether there was something.
-    fn take(&mut self, own: &BTreeSet<u32>, now: Moment) -> bool {
-        let (tally, others) = (&mut self.tally, &mut self.others);
+    /// Reads what the driver has written.
+    fn take(&mut self, own: &BTreeSet<u32>, round: Duration, now: Moment) {
+        let (tally, work, others) = (&mut self.tally, &mut self.work, &mut self.others);
+        let mut newest = None;
         self.ring.take(|switch| {
-            if !tally.note(switch, own) {
+            newest = newest.max(Some(switch.time));
+            let is_own = tally.note(switch, own);
+            work.note(switch.begins, is_own, switch.time, round);
+            if !is_own {
                 *others = Some(now);
             }
-        })
+        });
+        if let Some(newest) = newest {
+            self.clock.note(newest, now);
+        }
     }
 
     /// Reads what is new. Returns whether this process is alone.
-    fn look(&mut self, own: &BTreeSet<u32>, now: Moment) -> bool {
+    fn look(&mut self, own: &BTreeSet<u32>, round: Duration, now: Moment) -> bool {
         let recent = |others: Option<Moment>| others.is_some_and(|seen| now.since(seen) < ALONE);
-        if !self.take(own, now) && recent(self.others) {
-            // The driver may have some that it has not written yet. Where it has not, the process is soon alone.
+        self.take(own, round, now);
+        if recent(self.others) {
+            // The driver has some that it has not written yet, also if it has just written: without them, a context that runs
+            // seems to be away. Where it has none, the process is soon alone.
             let _ = controlled(
                 &self.control,
                 Control::flush_events(self.client, BUFFER),
                 "events",
             );
-            self.take(own, now);
+            self.take(own, round, now);
         }
         let alone = !recent(self.others);
         if alone {
             // What has run until the next record is not known to have had work.
             self.tally.runs = false;
+            if let Some(now) = self.clock.at(now) {
+                self.work.alone(now);
+            }
         }
         alone
     }
@@ -298,16 +349,22 @@ impl Log {
 #[derive(Debug, Default)]
 pub struct Switches {
     logs: BTreeMap<u32, Log>,
-    /// What was counted in records that have ended.
+    /// What was counted in records that have ended: use in nanoseconds, and work.
     before: u64,
+    worked: Duration,
     /// A record could not be begun. Each attempt would disturb those of other processes.
     failed: bool,
 }
 
 impl Switches {
     /// What the contexts with these channels have used of these GPUs and of those of earlier looks, without what they have
-    /// used alone; `None` if there is no record of one of them.
-    pub fn look(&mut self, gpus: BTreeSet<u32>, own: &BTreeSet<u32>) -> Option<Use> {
+    /// used alone; `None` if there is no record of one of them. `round` is the sum of the others' slices.
+    pub fn look(
+        &mut self,
+        gpus: BTreeSet<u32>,
+        own: &BTreeSet<u32>,
+        round: Duration,
+    ) -> Option<Use> {
         if self.failed {
             return None;
         }
@@ -324,7 +381,7 @@ impl Switches {
                     self.failed = true;
                     self.end();
                     base::note!(
-                        "cannot read context switches, so use is measured by the usual length of commands: {}",
+                        "cannot read context switches, so use is not known by the GPU's record: {}",
                         Chain(&error)
                     );
                     return None;
@@ -333,7 +390,7 @@ impl Switches {
         }
         let mut alone = true;
         for log in self.logs.values_mut() {
-            alone &= log.look(own, now);
+            alone &= log.look(own, round, now);
         }
         let logs = self.logs.values().map(|log| log.tally.total);
         Some(Use {
@@ -342,8 +399,20 @@ impl Switches {
         })
     }
 
+    /// For how long contexts have had work until the last look, as far as the record shows while others use the GPU.
+    /// `stopped` tells whether they are stopped.
+    pub fn worked(&mut self, stopped: bool, round: Duration) -> Duration {
+        let now = Moment::now();
+        let worked = self.logs.values_mut().filter_map(|log| {
+            let now = log.clock.at(now)?;
+            Some(log.work.until(now, stopped, round))
+        });
+        self.worked + worked.sum::<Duration>()
+    }
+
     /// Ends all records.
     pub fn end(&mut self) {
+        self.worked = self.worked(false, Duration::ZERO);
         let ended = std::mem::take(&mut self.logs);
         self.before += ended.values().map(|log| log.tally.total).sum::<u64>();
     }
@@ -368,6 +437,24 @@ mod tests {
             assert_eq!(tally.note(switch, &own), channel == OWN);
         }
         tally
+    }
+
+    #[test]
+    fn the_gpus_clock_is_ahead_by_what_the_latest_records_show_and_may_be_set_back() {
+        let at = |millis: u64| Moment::from_nanos(millis * 1_000_000);
+        let mut clock = Clock::default();
+        assert_eq!(clock.at(at(1)), None);
+        // Found 3, 1 and 5 ms later than they were written.
+        for (time, found) in [(1007, 10), (1019, 20), (1025, 30)] {
+            clock.note(time * 1_000_000, at(found));
+        }
+        // What they may have come apart.
+        assert_eq!(clock.at(at(40)), Some(1_039_000_000 - 1_000));
+        clock.note(500, at(50));
+        assert_eq!(clock.at(at(51)), Some(1_000_500));
+        let mut early = Clock::default();
+        early.note(0, at(50));
+        assert_eq!(early.at(at(40)), None);
     }
 
     #[test]
@@ -438,14 +525,14 @@ mod tests {
         write(&ring, 2, record(END | 0xffff_ff00, 4, 8));
         set_put(&ring, 3);
         let mut read = Vec::new();
-        assert!(ring.take(|switch| read.push(switch)));
+        ring.take(|switch| read.push(switch));
         let expected = [(true, 3, 5), (false, 4, 8)].map(|(begins, channel, time)| Switch {
             begins,
             channel,
             time,
         });
         assert_eq!(read, expected);
-        assert!(!ring.take(|_| panic!("nothing is new")));
+        ring.take(|_| panic!("nothing is new"));
     }
 
     #[test]

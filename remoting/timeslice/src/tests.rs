@@ -38,7 +38,10 @@ enum Call {
     Free(u32),
     /// The group and the microseconds.
     Slice(u32, u64),
+    /// Running kernels are taken off the GPU at once.
     Stop(Vec<u32>),
+    /// They stay until their slice is over.
+    Unschedule(Vec<u32>),
     Start(Vec<u32>),
     /// A channel's number was asked for: [`number`].
     Number(u32),
@@ -89,14 +92,16 @@ impl Kernel for StandIn {
                     }
                     0x2080_110b => {
                         assert_eq!((size, object), (536, SUBDEVICE));
-                        // Takes running kernels off the GPU at once, and leaves what is enqueued.
-                        assert_eq!((word(8), word(16), word(20)), (0, 0, 0));
+                        // Leaves what is enqueued.
+                        assert_eq!((word(8) & !0xff, word(16), word(20)), (0, 0, 0));
                         let count = u64::from(word(4));
                         assert!((0..count).all(|index| word(24 + index * 4) == CLIENT));
                         let channels = (0..count).map(|index| word(280 + index * 4)).collect();
-                        match word(0) {
-                            1 => Call::Stop(channels),
-                            _ => Call::Start(channels),
+                        match (word(0), word(8)) {
+                            (1, 0) => Call::Stop(channels),
+                            (1, 1) => Call::Unschedule(channels),
+                            (0, 0) => Call::Start(channels),
+                            other => panic!("{other:?}"),
                         }
                     }
                     0xa06f_0113 => {
@@ -104,6 +109,9 @@ impl Kernel for StandIn {
                         // SAFETY: as above.
                         unsafe { *(at as *mut u32) = number(object) };
                         Call::Number(object)
+                    }
+                    0xa06f_0103 | 0xa06c_0101 | 0xa06c_0105 | 0x2080_1210 => {
+                        Call::Other(command.into())
                     }
                     other => panic!("control {other:#x}"),
                 }
@@ -139,6 +147,18 @@ fn allocate_with(
     status: u32,
     parameters: &[u32],
 ) {
+    allocate_by(gate, FILE, parent, object, class, status, parameters);
+}
+
+fn allocate_by(
+    gate: &Gate<StandIn>,
+    file: c_int,
+    parent: u32,
+    object: u32,
+    class: u32,
+    status: u32,
+    parameters: &[u32],
+) {
     let mut block = [0u32; 12];
     block[..4].copy_from_slice(&[CLIENT, parent, object, class]);
     if !parameters.is_empty() {
@@ -147,7 +167,7 @@ fn allocate_with(
     }
     block[10] = status;
     // SAFETY: a block of this request.
-    unsafe { gate.pass_on(FILE, ALLOCATE, block.as_mut_ptr().cast()) };
+    unsafe { gate.pass_on(file, ALLOCATE, block.as_mut_ptr().cast()) };
 }
 
 fn allocate(gate: &Gate<StandIn>, parent: u32, object: u32, class: u32) {
@@ -176,10 +196,19 @@ fn context(space: u32) -> Context {
     }
 }
 
+/// A gate as [`gate`], for programs that are not trusted.
+fn guarded() -> &'static Gate<StandIn> {
+    filled(Gate::guarded(StandIn::default()))
+}
+
 /// A gate whose process has a context with a compute group 10 of the channels 11 and 12, and a copy group 20 with the
 /// channel 21.
 fn gate() -> &'static Gate<StandIn> {
-    let gate = Box::leak(Box::new(Gate::new(StandIn::default())));
+    filled(Gate::new(StandIn::default()))
+}
+
+fn filled(gate: Gate<StandIn>) -> &'static Gate<StandIn> {
+    let gate = Box::leak(Box::new(gate));
     allocate(gate, 0, CLIENT, 0x41);
     allocate_with(gate, CLIENT, DEVICE, 0x80, 0, &[GPU; 14]);
     allocate(gate, DEVICE, SUBDEVICE, 0x2080);
@@ -287,6 +316,56 @@ fn a_stopped_context_is_started_before_its_channels_are_freed() {
 }
 
 #[test]
+fn what_ends_with_an_address_space_or_a_context_share_is_forgotten() {
+    let gate = gate();
+    free(gate, SPACE);
+    assert_eq!(gate.contexts(), []);
+    let gate = self::gate();
+    let mut parameters = [0; 92];
+    parameters[6] = 77;
+    allocate_with(gate, 10, 13, CHANNEL, 0, &parameters);
+    allocate(gate, 10, 77, 0x9067);
+    gate.kernel.take();
+    drop(gate.stop(context(SPACE)).unwrap());
+    assert_eq!(gate.kernel.take()[0], Call::Stop(vec![11, 12, 13]));
+    free_below(gate, 10, 77);
+    gate.kernel.take();
+    drop(gate.stop(context(SPACE)).unwrap());
+    assert_eq!(gate.kernel.take()[0], Call::Stop(vec![11, 12]));
+}
+
+#[test]
+fn whatever_an_untrusted_program_frees_may_lie_below_what_is_stopped() {
+    let gate = guarded();
+    allocate(gate, 11, 50, 0xcbc0);
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    // It says that it lies elsewhere.
+    free_below(gate, 0, 50);
+    assert!(!stopped.renew());
+    assert!(gate.is_needed(CLIENT, SUBDEVICE) && !gate.is_needed(CLIENT, SPACE));
+    assert!(gate.runs_kernels(CLIENT, 11) && !gate.runs_kernels(CLIENT, 21));
+    assert!(gate.is_group(CLIENT, 20) && !gate.is_group(CLIENT, 11));
+    free(gate, DEVICE);
+    assert!(!gate.is_needed(CLIENT, SUBDEVICE));
+}
+
+#[test]
+fn what_cannot_be_started_fails_no_calls_of_other_clients_and_what_is_gone_is_started() {
+    let gate = gate();
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    gate.kernel.status.store(0x56, Ordering::SeqCst);
+    let mut other = [CLIENT + 1, 0, CLIENT + 1, 0];
+    allocate_by(gate, FILE + 1, 0, CLIENT + 1, 0x41, 0, &[]);
+    // SAFETY: a block of this request.
+    let freed = unsafe { gate.pass_on(FILE + 1, FREE, other.as_mut_ptr().cast()) };
+    assert_eq!(freed, 0);
+    // The driver does not find its channels.
+    gate.kernel.status.store(0x57, Ordering::SeqCst);
+    drop(stopped);
+    assert!(!gate.is_stopped(context(SPACE)));
+}
+
+#[test]
 fn a_stopped_context_is_started_before_a_channels_engine_is_freed() {
     let gate = gate();
     allocate(gate, 11, 50, 0xcbc0);
@@ -298,7 +377,7 @@ fn a_stopped_context_is_started_before_a_channels_engine_is_freed() {
 #[test]
 fn a_stopped_context_is_started_before_calls_that_wait_for_channels() {
     // Idle channels; calls on the file of unified memory.
-    for request in [0xc038_4641, 0x1a, 0x1c] {
+    for request in [0xc038_4641, 0x1a, 0x1c, 0x26] {
         let gate = gate();
         let stopped = gate.stop(context(SPACE)).unwrap();
         let mut block = [0u32; 64];
@@ -371,9 +450,11 @@ fn a_stop_that_the_driver_refuses_is_started_again() {
         gate.stop(context(SPACE)),
         Err(Error::Refused(0x56))
     ));
+    let each = [vec![11, 12], vec![11], vec![12]].map(Call::Start);
+    let calls = gate.kernel.take();
     assert_eq!(
-        gate.kernel.take(),
-        [Call::Stop(vec![11, 12]), Call::Start(vec![11, 12])]
+        (&calls[0], &calls[1..]),
+        (&Call::Stop(vec![11, 12]), &each[..])
     );
     // What was stopped of it could not be started.
     assert!(matches!(gate.stop(context(SPACE)), Err(Error::Stopped)));
@@ -393,7 +474,8 @@ fn a_call_that_would_wait_for_what_cannot_be_started_fails() {
     let result = unsafe { gate.pass_on(FILE, FREE, block.as_mut_ptr().cast()) };
     let error = io::Error::last_os_error().raw_os_error();
     assert_eq!((result, error), (-1, Some(libc::EIO)));
-    assert_eq!(gate.kernel.take(), [Call::Start(vec![11, 12])]);
+    let each = [vec![11, 12], vec![11], vec![12]].map(Call::Start);
+    assert_eq!(gate.kernel.take(), each);
     gate.kernel.status.store(0, Ordering::SeqCst);
     // SAFETY: as above.
     let result = unsafe { gate.pass_on(FILE, FREE, block.as_mut_ptr().cast()) };
@@ -474,17 +556,140 @@ fn channels_keep_the_numbers_that_they_had() {
         free(gate, 10_000 + channel);
     }
     let numbers = gate.numbers().unwrap();
-    assert!(numbers.len() <= MOST_NUMBERS + 1);
+    assert!(numbers.len() <= MOST_NUMBERS + 4);
     assert!(
         [11, 12, 21]
             .map(number)
             .iter()
             .all(|one| numbers.contains(one))
     );
+    // Another process's channels may have the numbers of ended ones, when the record has nothing of these any more.
+    free(gate, 21);
+    for _ in 0..READ {
+        assert!(gate.numbers().unwrap().contains(&number(21)));
+        gate.was_read();
+    }
+    assert_eq!(gate.numbers(), Some(BTreeSet::from([11, 12].map(number))));
     // If one is not told, none is known.
     gate.kernel.status.store(0x22, Ordering::SeqCst);
     allocate(gate, 10, 15, CHANNEL);
     assert_eq!(gate.numbers(), None);
+}
+
+#[test]
+fn a_closed_file_ends_its_clients_and_what_is_stopped_is_started_first() {
+    let gate = gate();
+    // The client lives on its own file, by whichever file its objects were made.
+    allocate_by(
+        gate,
+        FILE + 1,
+        DEVICE,
+        60,
+        GROUP,
+        0,
+        &[0, 0, OTHER_SPACE, COMPUTE, 0],
+    );
+    allocate_by(gate, FILE + 1, 60, 61, CHANNEL, 0, &[]);
+    gate.close(FILE + 1, || ());
+    assert_eq!(gate.contexts(), [context(SPACE), context(OTHER_SPACE)]);
+    free(gate, 60);
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    gate.kernel.take();
+    let mut meanwhile = None;
+    gate.close(FILE, || {
+        assert_eq!(gate.kernel.take(), [Call::Start(vec![11, 12])]);
+        meanwhile = Some(gate.stop(context(SPACE)).unwrap_err().to_string());
+    });
+    assert_eq!(meanwhile, Some(Error::Busy.to_string()));
+    assert_eq!(gate.contexts(), []);
+    assert!(!stopped.renew());
+    drop(stopped);
+    assert_eq!(gate.kernel.take(), []);
+}
+
+#[test]
+fn what_is_stopped_on_a_file_that_is_closed_is_not_started_again_and_again() {
+    let gate = gate();
+    let stopped = gate.stop(context(SPACE)).unwrap();
+    gate.kernel.status.store(0x56, Ordering::SeqCst);
+    gate.close(FILE, || ());
+    gate.kernel.take();
+    drop(stopped);
+    assert!(gate.state.lock().unwrap().stopped.is_empty());
+    assert_eq!(gate.kernel.take(), []);
+}
+
+#[test]
+fn a_program_keeps_the_slice_that_its_groups_have() {
+    let gate = gate();
+    let kept = |group| gate.keep_slice(CLIENT, group).map(Result::unwrap);
+    assert_eq!(kept(10), Some(0));
+    assert_eq!(gate.kernel.take(), [Call::Slice(10, 2048)]);
+    gate.set(context(SPACE), Slice::from_micros(700).unwrap())
+        .unwrap();
+    gate.kernel.take();
+    assert_eq!(kept(10), Some(0));
+    assert_eq!(gate.kernel.take(), [Call::Slice(10, 700)]);
+    // Groups that copy, and what is no group.
+    assert_eq!((kept(20), kept(11), kept(99)), (None, None, None));
+    gate.kernel.status.store(0x56, Ordering::SeqCst);
+    assert_eq!(kept(10), Some(0x56));
+    gate.kernel.status.store(0, Ordering::SeqCst);
+    gate.kernel.take();
+    // A further group of the context has its slice at once.
+    group(gate, 30, SPACE, COMPUTE);
+    assert_eq!(
+        gate.kernel.take(),
+        [Call::Allocate(30), Call::Slice(30, 700)]
+    );
+}
+
+#[test]
+fn a_call_that_schedules_channels_starts_what_is_stopped_first() {
+    for command in [0xa06f_0103u32, 0xa06c_0101, 0xa06c_0105, 0x2080_1210] {
+        let gate = gate();
+        let stopped = gate.stop(context(SPACE)).unwrap();
+        gate.kernel.take();
+        let mut parameters = [0u32; 4];
+        let at = parameters.as_mut_ptr() as u64;
+        let mut block = [CLIENT, 11, command, 0, at as u32, (at >> 32) as u32, 3, 0];
+        // SAFETY: a block of this request.
+        unsafe { gate.pass_on(FILE, CONTROL, block.as_mut_ptr().cast()) };
+        assert_eq!(
+            gate.kernel.take(),
+            [Call::Start(vec![11, 12]), Call::Other(command.into())]
+        );
+        assert!(!stopped.renew());
+    }
+}
+
+#[test]
+fn contexts_whose_use_cannot_be_read_take_no_part() {
+    let gate = Box::leak(Box::new(Gate::new(StandIn::default())));
+    let mut shared = Shared::by_record(gate);
+    // There is nothing to try yet.
+    assert!(shared.works());
+    let gate = self::gate();
+    let mut shared = Shared::by_record(gate);
+    gate.kernel.take();
+    assert!(!shared.works(), "this machine has the driver's record");
+    let tried = [
+        Call::Slice(10, 2048),
+        Call::Unschedule(vec![11, 12]),
+        Call::Start(vec![11, 12]),
+    ];
+    assert_eq!(gate.kernel.take(), tried);
+    // Once.
+    assert!(!shared.works());
+    assert_eq!(gate.kernel.take(), []);
+    let gate = self::gate();
+    let mut shared = Shared::by_record(gate);
+    // What the driver refuses may have just ended: that is not the last word.
+    gate.kernel.status.store(0x57, Ordering::SeqCst);
+    assert!(shared.works() && shared.works());
+    let refused = (0..1000).find(|_| !shared.works());
+    assert!(refused.is_some());
+    assert!(Shared::new(gate).works());
 }
 
 #[test]
@@ -507,7 +712,7 @@ fn all_contexts_of_a_worker_are_sliced_and_stopped_together() {
     assert!(shared.keep());
     assert_eq!(
         gate.kernel.take(),
-        [Call::Stop(vec![11, 12]), Call::Stop(vec![31])]
+        [Call::Unschedule(vec![11, 12]), Call::Unschedule(vec![31])]
     );
     // A call that waits for channels starts all, and that is noticed.
     free(gate, 31);

@@ -38,6 +38,13 @@ pub fn attend(child: &Child, control: UnixStream, path: PathBuf) -> io::Result<(
     serve("gantry-accel", child.id(), control, path)
 }
 
+/// Provides the process of this handle with connections in the same way, in this thread, until it ends. Its applications do
+/// not wait while there is no arbiter.
+pub fn attend_process(program: &str, process: &OwnedFd, control: &UnixStream, path: &Path) {
+    let without = "programs are not shared by weight";
+    attend_until_end(program, without, process, control, path);
+}
+
 /// Introduces this process itself, which has no pool, and returns its socket to the thread that does so. The process
 /// takes part as `join` says from its first [`ask`] to its end: an arbiter kills a process that hangs up. `program`
 /// begins the line that reports a missing arbiter.
@@ -66,7 +73,10 @@ pub(super) fn connect_self(path: &Path, first: &First) -> io::Result<UnixStream>
 }
 
 /// A handle of the process with this number.
-pub(super) fn handle_of(process: u32) -> io::Result<OwnedFd> {
+///
+/// # Errors
+/// There is no such process, or there are no descriptors.
+pub fn handle_of(process: u32) -> io::Result<OwnedFd> {
     // SAFETY: no pointers.
     let fd = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
     if fd < 0 {
@@ -87,26 +97,38 @@ fn serve(
     thread::Builder::new()
         .name("introduce".to_owned())
         .spawn(move || {
-            let mut join = [0; JOIN];
-            if (&control).read_exact(&mut join).is_err() {
-                return;
-            }
-            while introduce(program, &control, &process, &join, &path).is_ok() {
-                thread::sleep(EVERY);
-                // One that is sent and not received holds a connection to the arbiter.
-                while has_unread(&control) {
-                    if ended(&control) {
-                        return;
-                    }
-                }
-            }
+            attend_until_end(program, "applications wait", &process, &control, &path);
         })?;
     Ok(())
 }
 
+/// Introduces the process of this handle whenever it asks. `without` says what its applications do as long as there is no
+/// arbiter.
+fn attend_until_end(
+    program: &str,
+    without: &str,
+    process: &OwnedFd,
+    mut control: &UnixStream,
+    path: &Path,
+) {
+    let mut join = [0; JOIN];
+    if control.read_exact(&mut join).is_err() {
+        return;
+    }
+    while introduce((program, without), control, process, &join, path).is_ok() {
+        thread::sleep(EVERY);
+        // One that is sent and not received holds a connection to the arbiter.
+        while has_unread(control) {
+            if ended(control) {
+                return;
+            }
+        }
+    }
+}
+
 /// Waits until the worker asks, and gets it one connection.
 fn introduce(
-    program: &str,
+    (program, without): (&str, &str),
     control: &UnixStream,
     process: &OwnedFd,
     join: &[u8; JOIN],
@@ -132,7 +154,7 @@ fn introduce(
             Err(error) if !told => {
                 told = true;
                 base::note!(
-                    "{program}: no arbiter answers at {} ({error}): applications wait; {}",
+                    "{program}: no arbiter answers at {} ({error}): {without}; {}",
                     path.display(),
                     remedy(&error)
                 );

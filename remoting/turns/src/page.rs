@@ -26,6 +26,16 @@ pub mod claim {
     pub const IDLE: u32 = 2;
 }
 
+/// The values of [`Account::sight`].
+pub mod sight {
+    /// It submits the client's requests itself.
+    pub const REQUESTS: u32 = 0;
+    /// It does not see what the client submits: when the client has work is read from the device's record. It takes no turns.
+    pub const RECORD: u32 = 1;
+    /// It does not see that either, or cannot stop its contexts, and takes no part.
+    pub const NOTHING: u32 = 2;
+}
+
 /// How the device is shared: the value of [`Grant::mode`]. It counts the changes, so that a worker that has not looked
 /// meanwhile sees that there was one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -69,6 +79,9 @@ pub struct Grant {
     /// Until when the worker is stopped, in nanoseconds of the monotonic clock. The arbiter moves it on while the stop is
     /// to last, so that it ends when the arbiter does not do anything any more.
     pub stopped_until: AtomicU64,
+    /// The sum of the time slices of the other clients that have work on the worker's GPUs, in microseconds; zero if there are
+    /// none. Older arbiters do not write it.
+    pub round: AtomicU32,
 }
 
 // Read at once by a GPU.
@@ -134,6 +147,8 @@ pub struct Account {
     pub is_metered: AtomicU32,
     /// How long it has waited until some of its work was done, while it had some.
     pub waits: Counts,
+    /// What it sees of its client's work: see [`sight`]. Older workers see their requests.
+    pub sight: AtomicU32,
 }
 
 const _: () = assert!(size_of::<Account>() <= SIZE);

@@ -159,7 +159,12 @@ impl Turns {
             .spawn(move || {
                 // A pool that has ended takes this process with it.
                 let mut hung_up = 0;
-                while listen(&control, &link, &mut slices, &tell, &mut hung_up).is_ok() {}
+                let end = || {
+                    base::note!(
+                        "gantry-accel: the arbiter has ended: this worker waits for another one"
+                    )
+                };
+                while listen(&control, &link, &mut slices, &tell, end, &mut hung_up).is_ok() {}
             })?;
         Ok(turns)
     }
@@ -537,13 +542,82 @@ fn nanos(time: Duration) -> u64 {
     time.as_nanos() as u64
 }
 
-/// One session, from its begin to its end; `hung_up` counts arbiters that hang up instead of it. An
+/// Takes part in sharing by time slices without seeing what is submitted, and takes no turns: does what arbiters say about
+/// `slices` until this process is not introduced to any more. `join` is as for [`Turns::start`]; `tell` is told what prevents
+/// that, and when the arbiter has changed how the device is shared: whether it is by time slices.
+///
+/// # Errors
+/// The socket to whoever introduces this process is closed, or the thread cannot be started.
+pub fn share_slices(
+    control: UnixStream,
+    join: &Join,
+    slices: Box<dyn Slices>,
+    tell: impl Fn(Sharing) + Send + 'static,
+) -> io::Result<()> {
+    let join = Join {
+        sliced: true,
+        ..join.clone()
+    };
+    introduce::belong(&control, &join)?;
+    let mut slices = Some(Sliced::new(slices));
+    let run = move || {
+        let (link, mut hung_up) = (Link::default(), 0);
+        let news = |news| match news {
+            News::Look => {
+                let session = link.session();
+                if let Some(session) = session {
+                    tell(Sharing::By(session.grant().mode()));
+                }
+            }
+            News::Apart(other) => tell(Sharing::Apart(other)),
+            News::HangsUp(why) => tell(Sharing::HangsUp(why)),
+        };
+        let end = || tell(Sharing::Ended);
+        while listen(&control, &link, &mut slices, &news, end, &mut hung_up).is_ok() {
+            if is_closed(&control) {
+                return tell(Sharing::Abandoned);
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("slices".to_owned())
+        .spawn(run)
+        .map(drop)
+}
+
+/// What has become of sharing the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sharing {
+    /// It is shared in this way.
+    By(Mode),
+    /// The arbiter has ended. There may be another one.
+    Ended,
+    /// Nobody introduces this process to arbiters any more.
+    Abandoned,
+    /// There is no arbiter for this worker, and there will be none.
+    Apart(OtherArbiter),
+    /// There is no arbiter until people act; sent once.
+    HangsUp(HangsUp),
+}
+
+/// Whether the other end of a socket is closed.
+fn is_closed(stream: &UnixStream) -> bool {
+    let mut polled = [libc::pollfd {
+        fd: stream.as_raw_fd(),
+        events: libc::POLLRDHUP,
+        revents: 0,
+    }];
+    poll::poll(&mut polled, Some(Duration::ZERO)).is_ok_and(|ready| ready > 0)
+}
+
+/// One session, from its begin to its end, of which `end` is told; `hung_up` counts arbiters that hang up instead of it. An
 /// error: there is not going to be another one.
 fn listen(
     control: &UnixStream,
     link: &Link,
     slices: &mut Option<Sliced>,
     tell: &impl Fn(News),
+    end: impl Fn(),
     hung_up: &mut u32,
 ) -> Result<(), NoSession> {
     let session = match Session::open(control) {
@@ -569,8 +643,9 @@ fn listen(
     *hung_up = 0;
     let set = |value| *link.session.lock_unpoisoned() = value;
     set(Some(Arc::clone(&session)));
-    tell(News::Look);
+    // Before that is told: it may change meanwhile.
     let mut mode = session.grant().mode();
+    tell(News::Look);
     loop {
         let again = slices.as_mut().and_then(|slices| slices.obey(&session));
         match wait(session.stream(), again) {
@@ -589,7 +664,7 @@ fn listen(
     if let Some(slices) = slices {
         slices.release();
     }
-    base::note!("gantry-accel: the arbiter has ended: this worker waits for another one");
+    end();
     tell(News::Look);
     Ok(())
 }

@@ -5,7 +5,8 @@ use std::sync::{atomic::AtomicU64, mpsc};
 use super::{
     super::{
         fake::{self, Fake},
-        slices::Use,
+        page::sight,
+        slices::{Use, Worked},
         waits::{CLASSES, bound},
     },
     *,
@@ -227,7 +228,7 @@ impl Slices for Noted {
         self.note("start");
     }
 
-    fn used(&mut self) -> Option<Use> {
+    fn used(&mut self, _: Duration) -> Option<Use> {
         None
     }
 
@@ -236,6 +237,87 @@ impl Slices for Noted {
     fn gpus(&self) -> u64 {
         4
     }
+}
+
+/// Contexts that are seen by a record alone: so many times 100 s of work at each look; `None`: they take no part.
+#[derive(Clone)]
+struct Recording(Noted, Arc<Mutex<Option<u32>>>);
+
+impl Slices for Recording {
+    fn works(&mut self) -> bool {
+        self.1.lock().unwrap().is_some()
+    }
+
+    fn set(&mut self, slice: Duration) {
+        self.0.set(slice);
+    }
+
+    fn stop(&mut self) -> bool {
+        self.0.stop()
+    }
+
+    fn keep(&mut self) -> bool {
+        true
+    }
+
+    fn start(&mut self) {
+        self.0.start();
+    }
+
+    fn used(&mut self, _: Duration) -> Option<Use> {
+        let (total, alone) = (Duration::from_secs(7), false);
+        Some(Use { total, alone })
+    }
+
+    fn worked(&mut self, _: bool, _: Duration) -> Worked {
+        let mut looks = self.1.lock().unwrap();
+        *looks = looks.map(|looks| looks + 1);
+        Worked::Recorded(Duration::from_secs(100) * looks.unwrap_or_default())
+    }
+
+    fn end_use(&mut self) {}
+
+    fn gpus(&self) -> u64 {
+        4
+    }
+}
+
+#[test]
+fn who_does_not_see_its_clients_work_reports_what_is_recorded() {
+    let (control, pool) = UnixStream::pair().unwrap();
+    let (said, heard) = std::sync::mpsc::channel();
+    let recording = Recording(Noted::default(), Arc::new(Mutex::new(Some(0))));
+    let slices = Box::new(recording.clone());
+    let tell = move |sharing| said.send(sharing).unwrap();
+    share_slices(control, &fake::join(), slices, tell).unwrap();
+    let fake = Fake::meet_sliced(pool);
+    let value = |place: &AtomicU64| place.load(Ordering::Relaxed);
+    let sight = || fake.account.sight.load(Ordering::Relaxed);
+    let wait = |until: &dyn Fn() -> bool| {
+        while !until() {
+            thread::sleep(Duration::from_millis(1));
+        }
+    };
+    // Turns are nothing for it, and the arbiter knows.
+    wait(&|| sight() == sight::RECORD);
+    assert_eq!(fake.heard(), None);
+    fake.share_by_slices(true);
+    wait(&|| value(&fake.account.present_until) > value(&fake.account.present_since));
+    assert_eq!(value(&fake.account.metered), 7_000_000_000);
+    assert_eq!(value(&fake.account.gpus), 4);
+    fake.stop_until(Moment::now() + Duration::from_secs(10_000));
+    recording.0.wait_for("stop");
+    // What does not work any more is not done.
+    *recording.1.lock().unwrap() = None;
+    recording.0.wait_for("start");
+    wait(&|| sight() == sight::NOTHING && value(&fake.account.gpus) == 0);
+    drop(fake);
+    // The pool has ended, too: it says so, and asks nobody any more.
+    let said: Vec<Sharing> = heard.iter().collect();
+    assert_eq!(said.first(), Some(&Sharing::By(Mode(0))));
+    assert!(said.contains(&Sharing::By(Mode(1))));
+    let end = [Sharing::Ended, Sharing::Abandoned];
+    assert!(said.ends_with(&end), "{said:?}");
 }
 
 fn sliced() -> (Turns, Fake, Noted) {

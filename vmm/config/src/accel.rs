@@ -366,11 +366,6 @@ impl RingConfig {
                 "leave device out: programs have all devices",
             ),
             (
-                self.weight != 1,
-                "weight",
-                "leave weight out: devices are not divided by weight among native contexts",
-            ),
-            (
                 self.compiler_cache.is_some(),
                 "compiler_cache",
                 "leave compiler_cache out: programs compile in the guest",
@@ -617,7 +612,7 @@ mod tests {
         );
         let said = config.missing_pool().unwrap();
         assert!(said.contains("start gantry-nvidia --vm /run"), "{said}");
-        let valid = "api=nvidia,pages=4G,window=8M,memory=8G,weight=1,slices=1";
+        let valid = "api=nvidia,pages=4G,window=8M,memory=8G,weight=3,slices=1";
         assert_eq!(AccelConfig::parse(valid).unwrap().validate(), Ok(()));
     }
 
@@ -698,7 +693,6 @@ mod tests {
             ("api=nvidia,device=H200", "device"),
             ("device=0+", "device"),
             ("device=GPU-1", "device"),
-            ("api=nvidia,weight=2", "weight"),
             ("api=nvidia,pages=512K", "pages"),
             ("api=nvidia,pages=3M", "pages"),
             ("api=nvidia,pages=8G", "pages"),

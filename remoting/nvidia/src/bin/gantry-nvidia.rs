@@ -21,6 +21,7 @@ use gantry_nvidia::{
     driver_image, gpus, machine, pool,
     record::Record,
     server::{Listener, Worker},
+    sharing::{Share, introducer},
 };
 use manual::Manual;
 
@@ -68,6 +69,17 @@ struct Arguments {
         value_name = "GPU[+GPU...]"
     )]
     gpu: Selection,
+    /// Socket of the arbiter (gantry-arbiter) that divides a GPU among all that use it. Programs see one GPU then.
+    #[arg(long, value_name = "SOCKET")]
+    arbiter: Option<PathBuf>,
+    /// Whose this machine's programs are: those of one name share one part of the GPU. The programs of a virtual machine are
+    /// that machine's.
+    #[arg(long, value_name = "NAME", requires = "arbiter", conflicts_with = "vm")]
+    name: Option<String>,
+    /// The part of the GPU that this machine's programs get, in proportion to those of others: 1 to 10,000. For the programs
+    /// of a virtual machine, gantry's option weight says it.
+    #[arg(long, value_name = "NUMBER", requires = "arbiter", conflicts_with = "vm", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    weight: Option<u32>,
     /// Records the structure of calls in this file, without contents.
     #[arg(long)]
     record: Option<PathBuf>,
@@ -120,12 +132,21 @@ fn serve(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let gpus = (!arguments.gpu.is_all())
         .then(|| gpus::files(&arguments.gpu, Path::new(gpus::LISTED)))
         .transpose()?;
+    if arguments.arbiter.is_some() {
+        can_be_shared(&arguments.gpu)?;
+    }
+    // While this process has one thread.
+    let introduced = || arguments.arbiter.as_deref().map(introducer).transpose();
     let device = || device(gpus.as_deref());
     if let Some(path) = &arguments.vm {
         let serve = |connection| {
+            let control = match introduced() {
+                Ok(control) => control,
+                Err(error) => return note::error("gantry-nvidia", &error),
+            };
             let served = machine::serve(&connection, |machine, limit, account| {
                 let limits = [memory, limit].into_iter().flatten();
-                Worker::of_machine(device(), machine, limits.min(), account, None)
+                Worker::of_machine(device(), machine, limits.min(), account, control)
             });
             if let Err(error) = served {
                 note::error("gantry-nvidia", &error);
@@ -135,12 +156,48 @@ fn serve(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     }
     let record = arguments.record.as_deref().map(Record::create);
     let slice = arguments.slice << 20;
-    let worker = Worker::new(device(), slice, memory, record.transpose()?)?;
+    let record = record.transpose()?;
+    let worker = match introduced()? {
+        Some(control) => {
+            let name = arguments.name.clone();
+            let share = Share {
+                control,
+                name: name.unwrap_or_else(|| format!("gantry-nvidia-{}", std::process::id())),
+                weight: arguments.weight.unwrap_or(1),
+            };
+            Worker::shared(device(), slice, memory, record, share)?
+        }
+        None => Worker::new(device(), slice, memory, record)?,
+    };
     let listener = Listener::bind(&arguments.socket)?;
     confine(worker.branch(), Serving::Programs, |node| {
         worker.shows(node)
     })?;
     Ok(worker.serve(&listener)?)
+}
+
+/// Why an arbiter cannot divide a GPU among programs here.
+#[derive(Debug, thiserror::Error)]
+enum Unshared {
+    #[error(
+        "with --arbiter, programs see one GPU, and {0} are selected: select one by --gpu, and start a gantry-nvidia for each"
+    )]
+    Gpus(usize),
+    #[error(
+        "a GPU is divided into instances (MIG), which are not divided by weight: leave --arbiter out"
+    )]
+    Instances,
+}
+
+fn can_be_shared(gpus: &Selection) -> Result<(), Box<dyn Error>> {
+    let shown = gpus::files(gpus, Path::new(gpus::LISTED))?;
+    if shown.len() != 1 {
+        return Err(Unshared::Gpus(shown.len()).into());
+    }
+    if remoting_timeslice::has_instances() {
+        return Err(Unshared::Instances.into());
+    }
+    Ok(())
 }
 
 fn main() -> ExitCode {
@@ -171,6 +228,8 @@ mod tests {
             "--vm /tmp/x --memory 8192",
             "--gpu 0+GPU-1a2b3c4d+65:00.0",
             "--vm /tmp/x --gpu H200",
+            "--vm /tmp/x --arbiter /tmp/a",
+            "--arbiter /tmp/a --name web --weight 3",
             "driver-image /tmp/x --video",
             "driver-image --list",
             "completions bash",
@@ -181,6 +240,9 @@ mod tests {
             "--vm /tmp/x --socket /tmp/y",
             "--vm /tmp/x --slice 64",
             "--memory 0",
+            "--weight 3",
+            "--vm /tmp/x --arbiter /tmp/a --weight 3",
+            "--arbiter /tmp/a --weight 0",
             "--gpu GPU-1",
             "--gpu 0,1",
             "--gpu 0+",

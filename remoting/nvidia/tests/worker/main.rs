@@ -3,6 +3,7 @@
 mod duplicates;
 mod hostile;
 mod quota;
+mod sharing;
 mod unified;
 
 use std::{
@@ -10,6 +11,7 @@ use std::{
     mem::MaybeUninit,
     os::fd::{AsFd, OwnedFd},
     path::PathBuf,
+    sync::Arc,
     thread,
 };
 
@@ -41,20 +43,26 @@ fn serve() -> Served {
 /// A worker whose programs may have so much video memory.
 fn serve_with(memory: Option<u64>) -> Served {
     let folder = tempfile::tempdir().expect("there is room");
-    let socket = folder.path().join("nvidia.sock");
-    let listener = Listener::bind(&socket).expect("the folder is new");
     let device = StandIn::default();
     let worker =
         Worker::new(Box::new(device.clone()), SLICE, memory, None).expect("the branch is known");
-    thread::spawn(move || worker.serve(&listener));
-    Served {
-        socket,
-        device,
-        _folder: folder,
-    }
+    Served::start(&worker, device, folder)
 }
 
 impl Served {
+    /// Has a worker for this device serve programs, at a socket in a folder.
+    fn start(worker: &Arc<Worker>, device: StandIn, folder: tempfile::TempDir) -> Self {
+        let socket = folder.path().join("nvidia.sock");
+        let listener = Listener::bind(&socket).expect("the folder is new");
+        let worker = worker.clone();
+        thread::spawn(move || worker.serve(&listener));
+        Self {
+            socket,
+            device,
+            _folder: folder,
+        }
+    }
+
     fn connect(&self) -> OwnedFd {
         let socket = socket_with(
             AddressFamily::UNIX,
