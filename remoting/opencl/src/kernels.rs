@@ -106,12 +106,12 @@ impl Parameter {
 }
 
 /// Whether an argument whose kind the driver does not tell may get a value, after the last one that the driver has
-/// accepted. Eight zeros may have been a null pointer.
+/// accepted. Eight plain bytes may have been a null pointer.
 fn may_follow(last: Option<&Argument>, value: &Value) -> bool {
     match last {
         None | Some(Argument::Lost) => true,
         Some(Argument::Bytes(bytes)) => {
-            **bytes == [0; size_of::<Handle>()] || matches!(value, Value::Bytes(_))
+            bytes.len() == size_of::<Handle>() || matches!(value, Value::Bytes(_))
         }
         Some(Argument::Mem(_) | Argument::Svm(_)) => {
             matches!(value, Value::Mem(_) | Value::Svm(_))
@@ -272,20 +272,6 @@ impl Server {
         if refused {
             return Err(codes::INVALID_ARG_VALUE);
         }
-        let is_untold = parameter == Some(&Parameter::Unknown);
-        let last = arguments.get(call.index);
-        let is_first = !matches!(last, Some(Argument::Mem(_) | Argument::Sampler(_)));
-        let is_there = match &call.value {
-            Value::Mem(Some(id)) => self.backend.mems.get(id.0).map(|_| true)?,
-            Value::Sampler(id) => self.backend.samplers.get(id.0).map(|_| true)?,
-            _ => false,
-        };
-        if is_untold && is_first && is_there && self.is_number(kernel, call.index) {
-            // It has no value of the application's any more.
-            let kernel = self.backend.kernels.get_mut(call.kernel.0)?;
-            kernel.refuse(call.index, codes::INVALID_KERNEL_ARGS);
-            return Err(codes::INVALID_ARG_VALUE);
-        }
         let handle;
         let mut birth = 0;
         let (size, pointer) = match &call.value {
@@ -334,17 +320,6 @@ impl Server {
         kernel.addresses.set(call.index, None);
         kernel.arguments.set(call.index, &call.value, birth);
         Ok(())
-    }
-
-    /// Whether a parameter of a kind that the driver does not tell is a number of a handle's size: an object would show the
-    /// kernel an address in this process. Buffers and local memory may have no value; images and samplers may not be null.
-    /// Changes the argument's value.
-    fn is_number(&self, kernel: Handle, index: u32) -> bool {
-        let (size, zero) = (size_of::<Handle>(), [0u8; size_of::<Handle>()]);
-        [null(), zero.as_ptr().cast()].map(|value| {
-            let code = cl!(self.backend.api, clSetKernelArg(kernel, index, size, value));
-            code == 0
-        }) == [false, true]
     }
 
     /// Remembers whether the driver has refused an argument's value that nobody `awaits`, until the
