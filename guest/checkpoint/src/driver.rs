@@ -6,7 +6,7 @@
 use std::{
     ffi::{c_int, c_uint, c_void},
     fmt,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::OnceLock,
     time::Duration,
 };
 
@@ -82,7 +82,7 @@ type Init = unsafe extern "C" fn(c_uint) -> c_int;
 /// is done when one of them wants it.
 pub struct Driver {
     init: Init,
-    is_initialized: AtomicBool,
+    initialized: OnceLock<Result<(), Code>>,
     lock: OnProcess,
     checkpoint: OnProcess,
     restore: OnProcess,
@@ -122,7 +122,7 @@ impl Driver {
         let init: Result<Symbol<'_, Init>, _> = unsafe { library.get(b"cuInit") };
         Ok(Self {
             init: *init.map_err(DriverError::Library)?,
-            is_initialized: AtomicBool::new(false),
+            initialized: OnceLock::new(),
             lock: on_process("cuCheckpointProcessLock")?,
             checkpoint: on_process("cuCheckpointProcessCheckpoint")?,
             restore: on_process("cuCheckpointProcessRestore")?,
@@ -135,30 +135,23 @@ impl Driver {
     /// Makes a call, and once more if the library has to be initialized first.
     fn done(&self, mut call: impl FnMut() -> c_int) -> Result<(), Code> {
         let outcome = done(call());
-        if outcome != Err(NOT_INITIALIZED) || self.is_initialized.swap(true, Ordering::Relaxed) {
+        if outcome != Err(NOT_INITIALIZED) || self.initialized.get().is_some() {
             return outcome;
         }
-        self.init().inspect_err(|code| {
+        self.start().inspect_err(|code| {
             note!("gantry-checkpoint: the driver does not start: cuInit answers {code}");
         })?;
         done(call())
     }
 
-    /// Initializes the library, unless that was tried before. Where this fails, a program could not be restored either, and
-    /// would be lost.
+    /// Initializes the library; one that was tried before has the outcome of then. Where this fails, no program could be
+    /// restored, and each would be lost.
     ///
     /// # Errors
     /// The driver's.
     pub fn start(&self) -> Result<(), Code> {
-        match self.is_initialized.swap(true, Ordering::Relaxed) {
-            true => Ok(()),
-            false => self.init(),
-        }
-    }
-
-    fn init(&self) -> Result<(), Code> {
         // SAFETY: a call without pointers.
-        done(unsafe { (self.init)(0) })
+        *(self.initialized).get_or_init(|| done(unsafe { (self.init)(0) }))
     }
 
     fn call(&self, function: OnProcess, process: u32, block: &mut Block) -> Result<(), Code> {

@@ -320,19 +320,24 @@ fn what_cannot_be_looked_at_stays_suspended_when_all_is_undone() {
 }
 
 #[test]
-fn a_program_is_not_lost_where_the_driver_does_not_start() {
-    let rig = Rig::new(1);
-    rig.done(&["suspend", &rig.id(0)]);
+fn no_program_is_lost_where_the_driver_does_not_start() {
+    let rig = Rig::new(2);
+    let both = [0, 1];
+    rig.done(&["suspend", &rig.id(0), &rig.id(1)]);
     fs::write(rig.path("fail-init-0"), "802").unwrap();
-    rig.fail("restore", 0, 999);
+    both.map(|program| rig.fail("restore", program, 999));
     let (status, said) = rig.failed(&["resume", "--all"]);
     assert_eq!(status, 1, "{said}");
-    assert!(said.contains("cuInit answers error 802"), "{said}");
-    assert_eq!(rig.state(0), "2");
+    assert_eq!(
+        said.matches("cuInit answers error 802").count(),
+        2,
+        "{said}"
+    );
+    assert_eq!(both.map(|program| rig.state(program)), ["2", "2"]);
     fs::remove_file(rig.path("fail-init-0")).unwrap();
-    rig.heal("restore", 0);
+    both.map(|program| rig.heal("restore", program));
     rig.done(&["resume", "--all"]);
-    assert_eq!(rig.state(0), "0");
+    assert_eq!(both.map(|program| rig.state(program)), ["0", "0"]);
 }
 
 #[test]

@@ -55,12 +55,9 @@ impl GpuDriver {
         let here = match here {
             Ok(here) => here,
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                // A machine without programs may wait for a driver.
-                if !self.is_used {
-                    return Vec::new();
-                }
                 return vec![
-                    "the guest's CUDA programs need NVIDIA's driver, and this host has none loaded"
+                    "the guest's CUDA programs, which may be suspended or start later, need NVIDIA's driver, and this host has \
+                     none loaded: load it, or leave the accelerator behind (accel=Detach) if there are none"
                         .to_owned(),
                 ];
             }
@@ -71,13 +68,13 @@ impl GpuDriver {
         if self.version != here.version {
             reasons.push(format!(
                 "the guest's CUDA programs are for version {} of NVIDIA's driver, and this host has {}: install the \
-                 same version, or leave the accelerator behind (accel=Detach)",
+                 same version, or leave the accelerator behind (accel=Detach) if there are none",
                 self.version, here.version
             ));
         }
-        // Of several types, it is not known which one the machine has.
+        // Of several types, it is not known which one the machine has. Programs that start later take any.
         let is_common = |model| here.models.contains(model);
-        if !self.models.is_empty() && !self.models.iter().any(is_common) {
+        if self.is_used && !self.models.is_empty() && !self.models.iter().any(is_common) {
             reasons.push(format!(
                 "the guest's CUDA programs use a GPU of type {}, and this host has {}",
                 self.models.join(" or "),
@@ -114,7 +111,11 @@ mod tests {
 
     #[test]
     fn programs_go_on_with_the_same_version_and_a_gpu_of_the_same_type() {
-        let there = host("580.1", &["NVIDIA H200", "NVIDIA H200"]).unwrap();
+        let used = |models: &[&str]| GpuDriver {
+            is_used: true,
+            ..host("580.1", models).unwrap()
+        };
+        let there = used(&["NVIDIA H200", "NVIDIA H200"]);
         assert_eq!(there.models, ["NVIDIA H200"]);
         for models in [&["NVIDIA H200"][..], &["NVIDIA H100", "NVIDIA H200"]] {
             assert_eq!(there.reasons(&host("580.1", models)), [""; 0]);
@@ -129,21 +130,22 @@ mod tests {
         let why = there.reasons(&host("580.1", &[]));
         assert!(why[0].contains("has none"), "{why:?}");
         // Which of them it is, is not known.
-        let both = host("580.1", &["NVIDIA H100", "NVIDIA H200"]).unwrap();
+        let both = used(&["NVIDIA H100", "NVIDIA H200"]);
         assert_eq!(both.reasons(&host("580.1", &["NVIDIA H100"])), [""; 0]);
         let why = both.reasons(&host("580.1", &["NVIDIA L4"]));
         assert!(why[0].contains("NVIDIA H100 or NVIDIA H200"), "{why:?}");
+        // Programs that start later take any GPU.
+        let unused = host("580.1", &["NVIDIA H200"]).unwrap();
+        assert_eq!(unused.reasons(&host("580.1", &["NVIDIA L4"])), [""; 0]);
     }
 
     #[test]
     fn a_driver_that_is_missing_is_a_reason_and_one_that_is_hidden_is_none() {
-        let mut there = host("580.1", &["NVIDIA H200"]).unwrap();
+        let there = host("580.1", &["NVIDIA H200"]).unwrap();
         let root = tempfile::tempdir().unwrap();
         let here = || GpuDriver::read_below(root.path());
         assert_eq!(there.reasons(&here()), [""; 0], "there is no /sys");
         fs::create_dir_all(root.path().join("sys/module")).unwrap();
-        assert_eq!(there.reasons(&here()), [""; 0], "no program uses it");
-        there.is_used = true;
         let why = there.reasons(&here());
         assert!(why[0].contains("none loaded"), "{why:?}");
         fs::create_dir_all(root.path().join("sys/module/nvidia")).unwrap();

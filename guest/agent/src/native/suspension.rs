@@ -241,6 +241,7 @@ impl<P: OneSlice> Step<'_, P> {
             return None;
         }
         self.suspension.heard = wish;
+        self.suspension.waiting = None;
         wish
     }
 
