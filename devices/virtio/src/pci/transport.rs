@@ -815,7 +815,8 @@ impl Registers {
         self.driver_feature_select = state.driver_feature_select;
         self.driver_features = state.driver_features;
         let negotiated = match state.status & status::FEATURES_OK {
-            0 => 0,
+            // The driver of a guest that is suspended comes back with what it had, which nobody knows.
+            0 => self.device.refused_features(),
             _ => state.driver_features,
         };
         // Those of the driver are checked.

@@ -89,6 +89,21 @@ fn a_driver_that_discards_goes_on_where_nothing_is_given_back() {
     function.lock().unwrap().pause().unwrap();
     let state = function.lock().unwrap().save().unwrap();
     drop((function, rig));
+    // One that is suspended when it is taken there comes back with what it had.
+    let rig = Rig::new();
+    let (bdf, _) = plug(&rig, true);
+    let driver = VirtioDriver::new(&rig, bdf);
+    assert!(driver.negotiate(features));
+    driver.set_status(0);
+    let function = rig.segment.function(bdf).unwrap();
+    function.lock().unwrap().pause().unwrap();
+    let suspended = function.lock().unwrap().save().unwrap();
+    drop((function, rig));
+    let target = Rig::new();
+    let (bdf, _) = plug(&target, false);
+    target.segment.restore(bdf, suspended).unwrap();
+    assert!(VirtioDriver::new(&target, bdf).negotiate(features));
+    drop(target);
     let target = Rig::new();
     let (bdf, here) = plug(&target, false);
     assert!(!has(here, VIRTIO_BLK_F_DISCARD));
