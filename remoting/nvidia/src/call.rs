@@ -609,7 +609,8 @@ fn changes_memory(call: &Call) -> bool {
     match (call.kind(), call.number) {
         // Pinning takes as long as there are pages, and no video memory.
         (Kind::Frontend, 0x2b) => call.inner != Some(SYSTEM),
-        (Kind::Frontend, 0x2a) => matches!(call.inner, Some(EXPORT | IMPORT)),
+        // A group's handle is not another one's until its slice is set.
+        (Kind::Frontend, 0x2a) => matches!(call.inner, Some(EXPORT | IMPORT | SET_TIMESLICE)),
         (Kind::Frontend, number) => matches!(number, 0x29 | 0x34 | 0x4e | 0x4f),
         (Kind::Uvm, number) => matches!(number, 0x1a..=0x1c | 0x21 | 0x22 | 0x26 | 0x42 | 0x49),
     }

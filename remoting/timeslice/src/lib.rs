@@ -56,6 +56,8 @@ pub use shared::Shared;
 
 /// For how long a context stays stopped that nobody renews.
 pub const UNRENEWED: Duration = Duration::from_millis(200);
+/// For how long calls of programs that are not trusted wait at most for the end of a stop.
+const HELD_BACK: Duration = Duration::from_secs(1);
 /// The driver's statuses for an object or a client that there is not: NV_ERR_INVALID_CHANNEL, INVALID_CLIENT, INVALID_OBJECT,
 /// INVALID_OBJECT_HANDLE and OBJECT_NOT_FOUND.
 const GONE: [u32; 5] = [0x21, 0x23, 0x31, 0x33, 0x57];
@@ -342,6 +344,7 @@ impl<K: Kernel> Gate<K> {
             let mut state = self.state.lock_unpoisoned();
             let waits = state.notes.waits(&before, self.guarded);
             if waits {
+                state = self.hold_back(state);
                 state.waiting += 1;
                 self.start_all(&mut state);
                 let own =
@@ -379,7 +382,7 @@ impl<K: Kernel> Gate<K> {
     /// Closes a file, with which its clients end: what is stopped is started first, and nothing is stopped until the file is
     /// closed.
     pub fn close(&self, file: c_int, close: impl FnOnce()) {
-        let mut state = self.state.lock_unpoisoned();
+        let mut state = self.hold_back(self.state.lock_unpoisoned());
         state.waiting += 1;
         self.start_all(&mut state);
         // Another file may have its number as soon as it is closed.
@@ -389,6 +392,19 @@ impl<K: Kernel> Gate<K> {
         drop(state);
         close();
         self.state.lock_unpoisoned().waiting -= 1;
+    }
+
+    /// A call of programs that are not trusted ends no stop: it waits until that is over.
+    fn hold_back<'a>(&self, mut state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {
+        let until = Moment::now() + HELD_BACK;
+        while self.guarded && !state.stopped.is_empty() {
+            let left = until.since(Moment::now());
+            if left.is_zero() {
+                break;
+            }
+            state = self.wait(state, Some(left));
+        }
+        state
     }
 
     fn start_all(&self, state: &mut State) {
@@ -576,7 +592,13 @@ impl<K: Kernel> Gate<K> {
             return Err(Error::Stopped);
         }
         let channels = state.notes.channels(context).ok_or(Error::NoChannels)?;
-        let done = self.switch(&channels, to);
+        let done = match self.switch(&channels, to) {
+            // The others are stopped, which a program cannot prevent by one that has ended.
+            Err(Error::Refused(status)) if GONE.contains(&status) => {
+                self.switch_each(&channels, to)
+            }
+            done => done,
+        };
         state.serial += 1;
         let serial = state.serial;
         let stop = Stop {
@@ -605,12 +627,13 @@ impl<K: Kernel> Gate<K> {
         };
         let started = match self.switch(&stop.channels, Switching::On) {
             // The driver does not say which of them are gone.
-            Err(Error::Refused(_)) => self.switch_each(&stop.channels),
+            Err(Error::Refused(_)) => self.switch_each(&stop.channels, Switching::On),
             started => started,
         };
         match started {
             Ok(()) => {
                 state.stopped.remove(&context);
+                self.changed.notify_all();
             }
             Err(error) => {
                 stop.until = Moment::now() + UNRENEWED;
@@ -621,17 +644,17 @@ impl<K: Kernel> Gate<K> {
         }
     }
 
-    /// Starts each channel that there still is.
-    fn switch_each(&self, channels: &Channels) -> Result<(), Error> {
+    /// Stops or starts each channel that there still is.
+    fn switch_each(&self, channels: &Channels, to: Switching) -> Result<(), Error> {
         let mut done = Ok(());
         for channel in &channels.channels {
             let one = Channels {
                 channels: vec![*channel],
                 ..channels.clone()
             };
-            match self.switch(&one, Switching::On) {
+            match self.switch(&one, to) {
                 Err(Error::Refused(status)) if GONE.contains(&status) => {}
-                started => done = done.and(started),
+                switched => done = done.and(switched),
             }
         }
         done
@@ -688,7 +711,7 @@ impl<K: Kernel> Gate<K> {
         }
     }
 
-    /// Waits until something is stopped, or for this time.
+    /// Waits until something is stopped or started, or for this time.
     fn wait<'a>(
         &self,
         state: MutexGuard<'a, State>,

@@ -3,8 +3,8 @@
 //! The GPU notes when it takes a context off its engine and when it begins the next one. The driver hands these records
 //! to each process that asks for its own user's: it writes them into memory that the process reads (an NV_EVENT_BUFFER,
 //! bound by GR_FECS_BIND_EVTBUF_FOR_UID_V2), about 30 times a second or when it is told to. A record has the channel's
-//! number, which is unique on the machine. So nothing that a program submits can hide what it uses, however long its
-//! kernels are.
+//! number, which is unique on the machine. So use does not depend on what a program says of its kernels, as long as these can be
+//! interrupted.
 //!
 //! While one context alone has work, it stays on the engine, and there are no records.
 

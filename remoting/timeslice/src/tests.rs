@@ -53,6 +53,8 @@ struct StandIn {
     calls: Mutex<Vec<Call>>,
     /// The status of controls.
     status: AtomicU32,
+    /// A channel that the driver does not find when it is to be stopped or started.
+    gone: AtomicU32,
     /// The gate before it, and what a stop during a call that frees gives.
     gate: OnceLock<&'static Gate<Self>>,
     stop_meanwhile: Mutex<Option<String>>,
@@ -96,7 +98,12 @@ impl Kernel for StandIn {
                         assert_eq!((word(8) & !0xff, word(16), word(20)), (0, 0, 0));
                         let count = u64::from(word(4));
                         assert!((0..count).all(|index| word(24 + index * 4) == CLIENT));
-                        let channels = (0..count).map(|index| word(280 + index * 4)).collect();
+                        let channels: Vec<u32> =
+                            (0..count).map(|index| word(280 + index * 4)).collect();
+                        if channels.contains(&self.gone.load(Ordering::SeqCst)) {
+                            // SAFETY: as above.
+                            unsafe { argument.byte_add(28).cast::<u32>().write(0x57) };
+                        }
                         match (word(0), word(8)) {
                             (1, 0) => Call::Stop(channels),
                             (1, 1) => Call::Unschedule(channels),
@@ -340,8 +347,14 @@ fn whatever_an_untrusted_program_frees_may_lie_below_what_is_stopped() {
     allocate(gate, 11, 50, 0xcbc0);
     let stopped = gate.stop(context(SPACE)).unwrap();
     // It says that it lies elsewhere.
-    free_below(gate, 0, 50);
-    assert!(!stopped.renew());
+    let freed = std::thread::spawn(move || free_below(gate, 0, 50));
+    for _ in 0..20 {
+        std::thread::sleep(UNRENEWED / 40);
+        assert!(stopped.renew(), "the call has ended the stop");
+    }
+    assert!(!freed.is_finished());
+    drop(stopped);
+    freed.join().unwrap();
     assert!(gate.is_needed(CLIENT, SUBDEVICE) && !gate.is_needed(CLIENT, SPACE));
     assert!(gate.runs_kernels(CLIENT, 11) && !gate.runs_kernels(CLIENT, 21));
     assert!(gate.is_group(CLIENT, 20) && !gate.is_group(CLIENT, 11));
@@ -363,6 +376,17 @@ fn what_cannot_be_started_fails_no_calls_of_other_clients_and_what_is_gone_is_st
     gate.kernel.status.store(0x57, Ordering::SeqCst);
     drop(stopped);
     assert!(!gate.is_stopped(context(SPACE)));
+}
+
+#[test]
+fn a_context_is_stopped_although_a_channel_of_it_is_gone() {
+    let gate = guarded();
+    gate.kernel.gone.store(11, Ordering::SeqCst);
+    gate.kernel.take();
+    let stopped = gate.unschedule(context(SPACE)).unwrap();
+    assert!(stopped.renew());
+    let each = [vec![11, 12], vec![11], vec![12]].map(Call::Unschedule);
+    assert_eq!(gate.kernel.take(), each);
 }
 
 #[test]
