@@ -374,7 +374,10 @@ impl Arbiter {
                     || [&told, &late].iter().all(|set| set.contains(&place(own))));
             member.worker.stop_until(stop.then(|| now + HOLD));
             // Those of one client share its slices.
-            let sharers = news.iter().filter(|news| news.vm == own.vm).filter(works);
+            let sharers = news
+                .iter()
+                .filter(|news| place(news) == place(own))
+                .filter(works);
             let sharers = sharers.count().max(1) as u32;
             if let Some(slice) = ledgers().filter_map(|ledger| ledger.slice(own.vm)).min() {
                 let slice = (slice / sharers).max(LEAST_SLICE);

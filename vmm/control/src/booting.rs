@@ -52,7 +52,7 @@ pub(super) enum Booter {
 }
 
 /// A request for a disk whose image is being opened.
-pub(super) type Adding = (Request, Reply);
+pub(super) type Adding = (Request, Reply, Arc<Images>);
 
 impl Booting {
     /// The activity, as the beginning of a sentence.
@@ -188,6 +188,7 @@ impl Control {
 
     /// Closes images that nobody waits for any more, and with them gives up their locks, on a thread that may hang.
     pub(super) fn close(&self, images: &Arc<Images>) {
+        images.refuse();
         let images = Arc::clone(images);
         let close = Box::new(move || images.give_up());
         if let Err(error) = self.start_thread_as(ThreadRole::Restore, "_close", close) {
@@ -211,39 +212,40 @@ impl Control {
             .check_joins(&*device)
             .and_then(|()| self.start_to_open(disk));
         match started {
-            Ok(number) => {
+            Ok((number, images)) => {
                 let request = Request::VmAdd(device);
-                self.adding.insert(number, (request, reply));
+                self.adding.insert(number, (request, reply, images));
             }
             Err(error) => reply.send(Err(error)),
         }
     }
 
     /// Starts to open the image of a disk.
-    fn start_to_open(&mut self, disk: DiskConfig) -> Result<u64, ApiError> {
+    fn start_to_open(&mut self, disk: DiskConfig) -> Result<(u64, Arc<Images>), ApiError> {
         let number = self.migrations.number();
         let control = self.migrations.on_control();
         let control = control.map_err(|error| host_error("open a disk", &error))?;
+        let images = Arc::<Images>::default();
+        let opening = Arc::clone(&images);
         let open = move || {
-            let images = Arc::<Images>::default();
             let opened = check_files(&disk).and_then(|()| {
-                let opened = images.open(std::slice::from_ref(&disk), false);
+                let opened = opening.open(std::slice::from_ref(&disk), false);
                 opened.map_err(|error| failed(&error))
             });
-            control.tell(move |control| control.is_open(number, opened.map(|()| images)));
+            control.tell(move |control| control.is_open(number, opened));
         };
         self.start_thread_as(ThreadRole::Restore, "_open", Box::new(open))?;
-        Ok(number)
+        Ok((number, images))
     }
 
     /// Plugs in a disk whose image is open, unless its VM is gone. Images that nobody takes may take long to close.
-    fn is_open(&mut self, number: u64, opened: Result<Arc<Images>, ApiError>) {
-        let (images, (request, reply)) = match (opened, self.adding.remove(&number)) {
-            (Ok(images), Some(asked)) => (images, asked),
-            (Ok(images), None) => return self.close(&images),
-            (Err(error), Some((_, reply))) => return reply.send(Err(error)),
-            (Err(_), None) => return,
+    fn is_open(&mut self, number: u64, opened: Result<(), ApiError>) {
+        let Some((request, reply, images)) = self.adding.remove(&number) else {
+            return;
         };
+        if let Err(error) = opened {
+            return reply.send(Err(error));
+        }
         if let Job::Booting(booting) = &mut self.migrations.job {
             // It is opened again when the VM is there.
             booting.keep(request, reply);
@@ -254,15 +256,15 @@ impl Control {
             return;
         };
         let added = allowed.and_then(|()| self.add(device, Some(Arc::clone(&images))));
-        if added.is_err() {
-            self.close(&images);
-        }
+        // What a machine has not taken, as where the VM is off by now.
+        self.close(&images);
         reply.send(added);
     }
 
     /// Refuses the disks of a VM that is gone whose images are being opened.
     pub(super) fn forget_disks(&mut self) {
-        for (_, reply) in mem::take(&mut self.adding).into_values() {
+        for (_, reply, images) in mem::take(&mut self.adding).into_values() {
+            self.close(&images);
             reply.send(Err(ApiError::wrong_state(OVER)));
         }
     }

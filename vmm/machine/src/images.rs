@@ -68,6 +68,11 @@ impl Images {
         Some(all.disks.swap_remove(at).1)
     }
 
+    /// Has no other image locked from now on.
+    pub fn refuse(&self) {
+        self.0.lock_unpoisoned().given_up = true;
+    }
+
     /// Closes all images, also one that is being opened, when it is open. Takes as long as the storage likes.
     pub fn give_up(&self) {
         let disks = {

@@ -58,10 +58,10 @@ impl Machine {
         };
         let done: Result<(), MachineError> = change();
         // Of those before one that failed, too.
-        if changed {
-            self.notify(Notification::CPU)?;
+        match changed {
+            true => done.and(self.notify(Notification::CPU)),
+            false => done,
         }
-        done
     }
 
     /// Removes a vCPU that the guest has given up: [`Machine::left_cpus`] says when it is gone.
