@@ -440,7 +440,7 @@ impl<K: Kernel> Gate<K> {
     }
 
     /// A program wishes to set the slice of a group. That of a group that runs kernels is set to what it is, or to the
-    /// driver's own; returns the driver's status. `None`: it is no such group.
+    /// driver's own; returns the driver's status. `None`: the group runs no kernels, or does not exist.
     ///
     /// # Errors
     /// The call fails.

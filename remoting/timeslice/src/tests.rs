@@ -654,7 +654,7 @@ fn a_program_keeps_the_slice_that_its_groups_have() {
     gate.kernel.take();
     assert_eq!(kept(10), Some(0));
     assert_eq!(gate.kernel.take(), [Call::Slice(10, 700)]);
-    // Groups that copy, and what is no group.
+    // Groups that copy, and objects that are not groups.
     assert_eq!((kept(20), kept(11), kept(99)), (None, None, None));
     gate.kernel.status.store(0x56, Ordering::SeqCst);
     assert_eq!(kept(10), Some(0x56));
