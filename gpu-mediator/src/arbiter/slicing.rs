@@ -24,6 +24,9 @@ use crate::{
 /// The device's record has for a client what passes until another one begins, whether it has work or not: no more of it
 /// counts than the time for which it had some, now and so long before.
 const SPARE: Duration = Duration::from_millis(60);
+/// Of a worker that sees nothing but the record, what exceeds that is charged later, up to so much: it may have read the
+/// record late.
+const LATE: Duration = Duration::from_secs(1);
 /// How often reports are read while no two clients have work at the same time.
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// How often if nobody has had work for [`QUIET_AFTER`] reviews.
@@ -45,12 +48,16 @@ const DISOBEDIENCE: Duration = Duration::from_secs(10);
 /// What was read of a worker's reports.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Reported {
+    /// When.
+    at: Moment,
     present: Duration,
     measured: Duration,
     metered: Duration,
     is_metered: bool,
     /// For how long it has had work without using the device.
     spare: Duration,
+    /// What it has used and was not charged for yet.
+    late: Duration,
     /// When it last had work.
     worked: Moment,
     switching: Duration,
@@ -296,11 +303,13 @@ impl Arbiter {
             // The device's record has kernels of any length.
             let is_metered = account.is_metered.load(Ordering::Acquire) != 0;
             let read = Reported {
+                at: now,
                 present: member.worker.presence().total(now),
                 measured: time(account.measured.load(Ordering::Relaxed)),
                 metered: time(account.metered.load(Ordering::Relaxed)),
                 is_metered,
                 spare: Duration::ZERO,
+                late: Duration::ZERO,
                 worked: Moment::START,
                 switching: time(account.switching.load(Ordering::Relaxed)),
                 completions: account.completions.load(Ordering::Relaxed),
@@ -316,14 +325,23 @@ impl Arbiter {
                 false => Duration::ZERO,
             };
             let most = present.saturating_add(before.spare);
-            let metered = metered.min(most);
+            let (metered, late) = match unmeasured {
+                // That it has had work is read from the record, too, and may be known later or not at all.
+                true => {
+                    let all = metered.saturating_add(before.late);
+                    let metered = all.min(most.max(now.since(before.at)));
+                    (metered, (all - metered).min(LATE))
+                }
+                false => (metered.min(most), Duration::ZERO),
+            };
             let worked = match present.is_zero() {
                 true => before.worked,
                 false => now,
             };
             member.reported = Some(Reported {
                 worked,
-                spare: (most - metered).min(SPARE),
+                spare: most.saturating_sub(metered).min(SPARE),
+                late,
                 ..read
             });
             News {

@@ -793,6 +793,35 @@ fn what_native_contexts_use_is_charged_from_the_first_record_on() {
 }
 
 #[test]
+fn what_native_contexts_report_late_is_charged_whether_they_still_have_work_or_not() {
+    let mut arranged = arrange_slices("late-record", &[1, 1]);
+    let start = Moment::now();
+    let at = |millis: u64| start + Duration::from_millis(millis);
+    let account = arranged.arbiter.members[&1].worker.account();
+    account.sight.store(sight::RECORD, Ordering::Relaxed);
+    arranged.arbiter.read_reports(at(0));
+    // A tenth of what it has used is known as time with work.
+    let account = arranged.arbiter.members[&1].worker.account();
+    account.present.store(100_000_000, Ordering::Relaxed);
+    account.metered.store(1_000_000_000, Ordering::Relaxed);
+    account.is_metered.store(1, Ordering::Relaxed);
+    let used = |time: u64, arranged: &mut Arranged| {
+        let used = arranged.arbiter.read_reports(at(time))[0].report.used;
+        // No more than others could have been kept from the device.
+        assert!(used <= Duration::from_millis(100), "{used:?}");
+        used
+    };
+    let charged = (1..=200).map(|review| used(4 * review, &mut arranged));
+    let charged = charged.sum::<Duration>();
+    assert!(charged >= Duration::from_millis(890), "{charged:?}");
+    let charged = charged
+        + (201..=400)
+            .map(|review| used(4 * review, &mut arranged))
+            .sum::<Duration>();
+    assert_eq!(charged, Duration::from_millis(1000));
+}
+
+#[test]
 fn native_contexts_beside_turns_are_shown_as_such_and_hold_up_nobody() {
     let mut arranged = arrange_slices("beside", &[1, 1]);
     let account = arranged.arbiter.members[&2].worker.account();

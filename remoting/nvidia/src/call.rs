@@ -43,10 +43,12 @@ const SHARE_POLICY: u32 = 0xd04;
 const SHARE_TYPE_AT: usize = 8;
 pub const SHARE_NOBODY: u16 = 0;
 pub const SHARE_PROCESS: u16 = 4;
-/// How the kernels of a context are interrupted: where that is said, and at any instruction (CILP).
+/// How the kernels of a context are interrupted: where that is said, and at any instruction (CILP); and the flag without
+/// which the driver does not look at it.
 const PREEMPTION: u32 = 0x2080_1210;
 const PREEMPTION_AT: usize = 12;
 const PREEMPTED_ANYWHERE: u32 = 2;
+const SETS_PREEMPTION: u32 = 1;
 /// The time slice of a channel group.
 const SET_TIMESLICE: u32 = 0xa06c_0103;
 /// Objects to a file, and from one; the processes that use a GPU.
@@ -229,9 +231,10 @@ impl Session {
         if is_root && (made.file.node != Node::Control || made.file.left().shows_device()) {
             return Err(Denied::Status(status::INVALID_ARGUMENT));
         }
-        let gated = self.worker().gated;
-        if gated.is_some_and(|gated| !gated.may_make(client, parent, class)) {
-            return Err(Denied::Status(status::INVALID_ARGUMENT));
+        if let Some(gated) = self.worker().gated {
+            gated
+                .may_make(client, parent, class)
+                .map_err(Denied::Status)?;
         }
         let charge = self.charge(made, bytes, class)?;
         let result = self.issue(made, bytes)?;
@@ -419,9 +422,11 @@ impl Session {
             // Kernels that are not interrupted would have no end of their slices.
             Some(PREEMPTION) if block != 0 && self.worker().gated.is_some() => {
                 let at = block + PREEMPTION_AT;
-                let wished = word(bytes, at);
+                let (flags, wished) = (word(bytes, block), word(bytes, at));
+                put(bytes, block, (flags | SETS_PREEMPTION).to_le_bytes());
                 put(bytes, at, PREEMPTED_ANYWHERE.to_le_bytes());
                 let result = self.issue(made, bytes);
+                put(bytes, block, flags.to_le_bytes());
                 put(bytes, at, wished.to_le_bytes());
                 result
             }

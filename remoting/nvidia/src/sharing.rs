@@ -168,9 +168,16 @@ impl Gated {
 
 impl Gated {
     /// Whether a program may make an object of this class below this one: engines that run kernels only where they can be
-    /// stopped.
-    pub fn may_make(self, client: u32, parent: u32, class: u32) -> bool {
-        class & 0xff != COMPUTE || class < FIRST_ENGINE || self.0.runs_kernels(client, parent)
+    /// stopped, and no more than can be looked after of what contexts consist of.
+    pub fn may_make(self, client: u32, parent: u32, class: u32) -> Result<(), u32> {
+        if class & 0xff == COMPUTE && class >= FIRST_ENGINE && !self.0.runs_kernels(client, parent)
+        {
+            return Err(status::INVALID_ARGUMENT);
+        }
+        match self.0.has_room(client, class) {
+            true => Ok(()),
+            false => Err(status::INSUFFICIENT_RESOURCES),
+        }
     }
 
     /// Whether a program may free an object: not that by which its contexts are stopped.

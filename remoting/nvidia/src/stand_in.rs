@@ -51,8 +51,8 @@ pub enum Scheduled {
     Stop(u32),
     /// So many channels get no further slice.
     Unschedule(u32),
-    /// How kernels of a channel are interrupted.
-    Preemption(u32),
+    /// How kernels of a channel are interrupted; `None`: the flag that this is set is missing, so that nothing changes.
+    Preemption(Option<u32>),
     /// So many channels are started.
     Start(u32),
     /// An object is freed.
@@ -236,8 +236,9 @@ impl Device for StandIn {
                             });
                         }
                         0x2080_1210 => {
-                            let mode = Scheduled::Preemption(word(parameters, 12));
-                            state.scheduled.push(mode);
+                            let is_set = word(parameters, 0) & 1 != 0;
+                            let mode = is_set.then(|| word(parameters, 12));
+                            state.scheduled.push(Scheduled::Preemption(mode));
                         }
                         0x2080_018d => {
                             put(parameters, 8, 1);

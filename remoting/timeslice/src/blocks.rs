@@ -35,14 +35,20 @@ const FLUSH_EVENTS: u32 = 0x90cd_0104;
 /// The most channels of one call.
 const MOST_CHANNELS: usize = 64;
 
-/// The class of channel groups.
+/// The class of channel groups, and that of what channels of a group share.
 const GROUP: u32 = 0xa06c;
+const SHARE: u32 = 0x9067;
+/// Classes of channels, of each generation since Volta.
+const CHANNEL: u32 = 0xc06f;
+const CHANNEL_MASK: u32 = 0xf0ff;
+/// The class of address spaces.
+const ADDRESS_SPACE: u32 = 0x90f1;
 /// Classes of clients.
-pub const CLIENTS: [u32; 3] = [0, 1, CLIENT];
+const CLIENTS: [u32; 3] = [0, 1, CLIENT];
 /// The class of GPUs.
-pub const DEVICE: u32 = 0x80;
+const DEVICE: u32 = 0x80;
 /// The class of a GPU's parts.
-pub const SUBDEVICE: u32 = 0x2080;
+const SUBDEVICE: u32 = 0x2080;
 /// Classes of clients, of the machine's memory, and of buffers of events.
 const CLIENT: u32 = 0x41;
 const MEMORY: u32 = 0x90ce;
@@ -54,6 +60,53 @@ const READ_ONLY: u32 = 1 << 22;
 const RECORD: u32 = 32;
 const KEEP_NEWEST: u32 = 2;
 
+/// An object that matters here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A root of objects.
+    Client,
+    /// This GPU.
+    Device(u32),
+    Subdevice,
+    AddressSpace,
+    /// A channel group in this address space, on this engine.
+    Group {
+        space: u32,
+        engine: u32,
+    },
+    /// What channels of a group share, with an address space of its own; zero: the group's.
+    Share {
+        space: u32,
+    },
+    /// A channel with this context share; zero: none.
+    Channel {
+        share: u32,
+    },
+}
+
+impl Kind {
+    /// An object of this class that is made with these parameters, words at offsets; `None`: it does not matter.
+    pub fn of(class: u32, parameter: impl Fn(usize) -> u32) -> Option<Self> {
+        Some(match class {
+            class if CLIENTS.contains(&class) => Self::Client,
+            DEVICE => Self::Device(parameter(0)),
+            SUBDEVICE => Self::Subdevice,
+            ADDRESS_SPACE => Self::AddressSpace,
+            GROUP => Self::Group {
+                space: parameter(8),
+                engine: parameter(12),
+            },
+            SHARE => Self::Share {
+                space: parameter(0),
+            },
+            class if class & CHANNEL_MASK == CHANNEL => Self::Channel {
+                share: parameter(24),
+            },
+            _ => return None,
+        })
+    }
+}
+
 /// What a call is about, as far as it matters here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Request {
@@ -62,13 +115,8 @@ pub enum Request {
         client: u32,
         parent: u32,
         object: u32,
-        class: u32,
-        /// For a group: its address space and engine.
-        group: Option<(u32, u32)>,
-        /// For a device: the number of its GPU.
-        gpu: Option<u32>,
-        /// For a channel: its context share, with which it ends.
-        share: Option<u32>,
+        /// `None`: it does not matter.
+        kind: Option<Kind>,
         status: u32,
     },
     /// An object is freed, and what lies below it.
@@ -80,11 +128,6 @@ pub enum Request {
     },
     /// Another call that waits for channels.
     Waits,
-}
-
-/// Whether objects of this class are channels, of each generation since Volta.
-pub fn is_channel(class: u32) -> bool {
-    class & 0xf0ff == 0xc06f
 }
 
 impl Request {
@@ -124,22 +167,18 @@ impl Request {
                 // SAFETY: as for words.
                 let parameters = unsafe { argument.byte_add(16).cast::<u64>().read_unaligned() };
                 let parameters = parameters as *const c_void;
-                // SAFETY: the parameters of a group are 20 bytes, and those of a device 56, which the driver reads.
-                let parameter =
-                    |at| unsafe { parameters.byte_add(at).cast::<u32>().read_unaligned() };
-                let is = |wanted| class == wanted && !parameters.is_null();
-                let group = is(GROUP).then(|| (parameter(8), parameter(12)));
-                let gpu = is(DEVICE).then(|| parameter(0));
-                // SAFETY: as above; those of a channel are longer.
-                let share = (is_channel(class) && !parameters.is_null()).then(|| parameter(24));
+                let parameter = |at| match parameters.is_null() {
+                    true => 0,
+                    // SAFETY: the parameters of a device are 56 bytes, those of a group 20, of a context share 12, and those of
+                    // a channel more than these, which the driver reads.
+                    false => unsafe { parameters.byte_add(at).cast::<u32>().read_unaligned() },
+                };
+                let kind = Kind::of(class, parameter);
                 Some(Self::Allocate {
                     client: word(0),
                     parent: word(4),
                     object: word(8),
-                    class,
-                    group,
-                    gpu,
-                    share,
+                    kind,
                     status: word(40),
                 })
             }

@@ -49,7 +49,7 @@ use std::{
 };
 
 use base::{Chain, Unpoisoned, note::Seldom};
-use blocks::{Channels, Control, Request, Switching};
+use blocks::{Channels, Control, Kind, Request, Switching};
 use notes::Notes;
 use remoting_turns::{Moment, slices::DRIVERS_SLICE};
 pub use shared::Shared;
@@ -120,6 +120,16 @@ pub enum Error {
     /// The thread that starts what nobody renews.
     #[error("cannot start a thread")]
     Thread(#[source] io::Error),
+}
+
+impl Error {
+    /// Whether other contexts may have none of it.
+    fn is_of_one_context(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused(_) | Self::NotStarted | Self::NoChannels | Self::Stopped
+        )
+    }
 }
 
 /// Makes the system call `ioctl` of this process.
@@ -311,7 +321,7 @@ impl<K: Kernel> Gate<K> {
             kernel,
             guarded,
             state: Mutex::new(State {
-                notes: Notes::new(),
+                notes: Notes::new(guarded),
                 stopped: BTreeMap::new(),
                 slices: BTreeMap::new(),
                 serial: 0,
@@ -342,7 +352,7 @@ impl<K: Kernel> Gate<K> {
         };
         let waits = {
             let mut state = self.state.lock_unpoisoned();
-            let waits = state.notes.waits(&before, self.guarded);
+            let waits = state.notes.waits(&before);
             if waits {
                 state = self.hold_back(state);
                 state.waiting += 1;
@@ -420,11 +430,11 @@ impl<K: Kernel> Gate<K> {
             Request::Allocate {
                 client,
                 object,
-                class,
+                kind: Some(kind),
                 status: 0,
                 ..
             } => {
-                if blocks::is_channel(class) {
+                if matches!(kind, Kind::Channel { .. }) {
                     self.number(state, file, client, object);
                 }
                 // Another group of a context whose slice is set.
@@ -462,6 +472,13 @@ impl<K: Kernel> Gate<K> {
     /// Whether an object is a channel group that is noted.
     pub fn is_group(&self, client: u32, object: u32) -> bool {
         self.state.lock_unpoisoned().notes.is_group(client, object)
+    }
+
+    /// Whether a program may make another object of this class: there is a bound for those that are noted, so that looks at
+    /// contexts are short.
+    pub fn has_room(&self, client: u32, class: u32) -> bool {
+        let has_room = |kind| self.state.lock_unpoisoned().notes.has_room(client, kind);
+        Kind::of(class, |_| 0).is_none_or(has_room)
     }
 
     /// Whether a channel is one of a group that runs kernels, and is stopped with it.
@@ -535,16 +552,28 @@ impl<K: Kernel> Gate<K> {
         let Numbers::Known { existing, .. } = &mut state.numbers else {
             return;
         };
-        let mut ask = Control::ask_number(client, channel);
-        if let Err(error) = self.control(file, &mut ask) {
-            base::note!(
-                "a channel's number is not known, so use is not known by the GPU's record: {}",
-                Chain(&error)
-            );
-            state.numbers = Numbers::Unknown;
-            return;
+        match self.ask_number(file, client, channel) {
+            Ok(Some(number)) => drop(existing.insert((client, channel), number)),
+            // What has ended does not use the GPU.
+            Ok(None) => {}
+            Err(error) => {
+                base::note!(
+                    "a channel's number is not known, so use is not known by the GPU's record: {}",
+                    Chain(&error)
+                );
+                state.numbers = Numbers::Unknown;
+            }
         }
-        existing.insert((client, channel), ask.number());
+    }
+
+    /// The number of a channel; `None` if it has ended.
+    fn ask_number(&self, file: c_int, client: u32, channel: u32) -> Result<Option<u32>, Error> {
+        let mut ask = Control::ask_number(client, channel);
+        match self.control(file, &mut ask) {
+            Ok(()) => Ok(Some(ask.number())),
+            Err(Error::Refused(status)) if GONE.contains(&status) => Ok(None),
+            Err(error) => Err(error),
+        }
     }
 
     /// Sets the slice of the context's compute groups.
@@ -591,14 +620,15 @@ impl<K: Kernel> Gate<K> {
         if state.stopped.contains_key(&context) {
             return Err(Error::Stopped);
         }
-        let channels = state.notes.channels(context).ok_or(Error::NoChannels)?;
+        let mut channels = state.notes.channels(context).ok_or(Error::NoChannels)?;
         let done = match self.switch(&channels, to) {
             // The others are stopped, which a program cannot prevent by one that has ended.
-            Err(Error::Refused(status)) if GONE.contains(&status) => {
-                self.switch_each(&channels, to)
-            }
+            Err(Error::Refused(_)) => self.switch_each(&mut state, &mut channels, to),
             done => done,
         };
+        if channels.channels.is_empty() {
+            return Err(Error::NoChannels);
+        }
         state.serial += 1;
         let serial = state.serial;
         let stop = Stop {
@@ -622,21 +652,19 @@ impl<K: Kernel> Gate<K> {
 
     /// Starts a stopped context. If the driver refuses, it is tried again later.
     fn start(&self, state: &mut State, context: Context) {
-        let Some(stop) = state.stopped.get_mut(&context) else {
+        let Some(mut stop) = state.stopped.remove(&context) else {
             return;
         };
         let started = match self.switch(&stop.channels, Switching::On) {
             // The driver does not say which of them are gone.
-            Err(Error::Refused(_)) => self.switch_each(&stop.channels, Switching::On),
+            Err(Error::Refused(_)) => self.switch_each(state, &mut stop.channels, Switching::On),
             started => started,
         };
         match started {
-            Ok(()) => {
-                state.stopped.remove(&context);
-                self.changed.notify_all();
-            }
+            Ok(()) => self.changed.notify_all(),
             Err(error) => {
                 stop.until = Moment::now() + UNRENEWED;
+                state.stopped.insert(context, stop);
                 if let Some(unsaid) = state.failing.due() {
                     base::note!("cannot start a stopped context, trying again: {error}{unsaid}");
                 }
@@ -644,19 +672,52 @@ impl<K: Kernel> Gate<K> {
         }
     }
 
-    /// Stops or starts each channel that there still is.
-    fn switch_each(&self, channels: &Channels, to: Switching) -> Result<(), Error> {
-        let mut done = Ok(());
-        for channel in &channels.channels {
-            let one = Channels {
-                channels: vec![*channel],
+    /// Stops or starts each channel that there still is. Those that have ended are forgotten, and removed from `channels`.
+    fn switch_each(
+        &self,
+        state: &mut State,
+        channels: &mut Channels,
+        to: Switching,
+    ) -> Result<(), Error> {
+        let (mut done, mut here) = (Ok(()), Vec::new());
+        let all = std::mem::take(&mut channels.channels);
+        let count = all.len();
+        // The parts of what was refused, the first one last.
+        let halves = |all: &[u32]| {
+            let (first, second) = all.split_at(all.len() / 2);
+            [second.to_vec(), first.to_vec()]
+        };
+        let mut parts = Vec::from(halves(&all));
+        while let Some(part) = parts.pop() {
+            let some = Channels {
+                channels: part.clone(),
                 ..channels.clone()
             };
-            match self.switch(&one, to) {
-                Err(Error::Refused(status)) if GONE.contains(&status) => {}
-                switched => done = done.and(switched),
+            match (self.switch(&some, to), &part[..]) {
+                (Err(Error::Refused(_)), [_, _, ..]) => {
+                    parts.extend(halves(&part));
+                    continue;
+                }
+                // The driver may miss something else that the call names.
+                (Err(Error::Refused(status)), &[channel]) if GONE.contains(&status) => {
+                    match self.ask_number(channels.file, channels.client, channel) {
+                        Ok(None) => {
+                            state.notes.forget(channels.client, channel);
+                            continue;
+                        }
+                        // It cannot be stopped, and does not stay stopped.
+                        _ if to != Switching::On => done = done.and(Err(Error::Refused(status))),
+                        _ => {}
+                    }
+                }
+                (switched, _) => done = done.and(switched),
             }
+            here.extend(part);
         }
+        if here.len() < count {
+            state.forget();
+        }
+        channels.channels = here;
         done
     }
 

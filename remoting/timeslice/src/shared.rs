@@ -6,7 +6,10 @@ use std::{
 };
 
 use base::{Chain, note::Seldom};
-use remoting_turns::slices::{DRIVERS_SLICE, Slices, Use, Worked};
+use remoting_turns::{
+    Moment,
+    slices::{DRIVERS_SLICE, Slices, Use, Worked},
+};
 
 use super::{Context, Error, Gate, Kernel, Slice, Stopped, switches::Switches};
 
@@ -20,8 +23,8 @@ pub struct Shared<K: Kernel + 'static> {
     failing: Seldom,
 }
 
-/// How often what the driver refuses is tried again.
-const ATTEMPTS: u32 = 100;
+/// After which time what the driver refuses is tried again.
+const AGAIN: Duration = Duration::from_secs(1);
 
 /// What the process sees of its contexts' work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,8 +33,8 @@ enum Sees {
     Requests,
     /// Nothing but the record of context switches. What is said about that and about stops was not tried yet.
     Untried {
-        /// How often that was tried in vain.
-        failed: u32,
+        /// When to try.
+        next: Moment,
     },
     /// The same; all works.
     Record,
@@ -49,7 +52,8 @@ impl<K: Kernel> Shared<K> {
     /// context switches. When there are contexts for the first time, it is tried whether there is that record, and whether
     /// they can be stopped and started.
     pub fn by_record(gate: &'static Gate<K>) -> Self {
-        Self::with(gate, Sees::Untried { failed: 0 })
+        let next = Moment::START;
+        Self::with(gate, Sees::Untried { next })
     }
 
     fn with(gate: &'static Gate<K>, sees: Sees) -> Self {
@@ -63,17 +67,56 @@ impl<K: Kernel> Shared<K> {
         }
     }
 
-    /// Tries whether contexts can be stopped and started, and whether there is a record of their use.
+    /// Tries whether a context can be stopped and started, and whether there is a record of its use. One that the driver
+    /// refuses does not tell anything about others.
     fn attempt(&mut self) -> Result<(), Error> {
+        let mut tried = Err(Error::NoChannels);
         for context in self.gate.contexts() {
-            let slice = Slice::from_micros(DRIVERS_SLICE.as_micros() as u32);
-            self.gate.set(context, slice.ok_or(Error::NoChannels)?)?;
-            drop(self.gate.unschedule(context)?);
-            if self.gate.is_stopped(context) {
-                return Err(Error::NotStarted);
+            tried = self.attempt_one(context);
+            match &tried {
+                Err(error) if error.is_of_one_context() => {}
+                _ => break,
             }
         }
+        tried?;
         self.look(Duration::ZERO).map(drop).ok_or(Error::Record)
+    }
+
+    fn attempt_one(&self, context: Context) -> Result<(), Error> {
+        let slice = Slice::from_micros(DRIVERS_SLICE.as_micros() as u32);
+        self.gate.set(context, slice.ok_or(Error::NoChannels)?)?;
+        drop(self.gate.unschedule(context)?);
+        match self.gate.is_stopped(context) {
+            true => Err(Error::NotStarted),
+            false => Ok(()),
+        }
+    }
+
+    /// As [`Slices::works`], at this time.
+    pub(super) fn works_at(&mut self, now: Moment) -> bool {
+        if let Sees::Untried { next } = self.sees
+            && next <= now
+            && !self.gate.contexts().is_empty()
+        {
+            self.sees = match self.attempt() {
+                Ok(()) => Sees::Record,
+                // What channels are made or freed for comes first.
+                Err(Error::Busy | Error::NoChannels | Error::Stopped) => self.sees,
+                // It may have just ended, or be of a program that wants this to fail. What an arbiter says holds meanwhile.
+                Err(error) if error.is_of_one_context() => {
+                    self.failed("stop", &error);
+                    Sees::Untried { next: now + AGAIN }
+                }
+                Err(error) => {
+                    base::note!(
+                        "contexts take no part in sharing the GPU by weight: {}",
+                        Chain(&error)
+                    );
+                    Sees::Nothing
+                }
+            };
+        }
+        self.sees != Sees::Nothing
     }
 
     fn look(&mut self, round: Duration) -> Option<Use> {
@@ -116,9 +159,11 @@ impl<K: Kernel> Slices for Shared<K> {
                 Ok(stopped) => {
                     self.stopped.insert(context, stopped);
                 }
+                // It has just ended.
+                Err(Error::NoChannels) => {}
                 Err(error) => {
-                    // What channels are made or freed for comes first, or the context has just ended. All or none.
-                    if !matches!(error, Error::Busy | Error::NoChannels) {
+                    // What channels are made or freed for comes first. All or none.
+                    if !matches!(error, Error::Busy) {
                         self.failed("stop", &error);
                     }
                     self.stopped.clear();
@@ -143,27 +188,7 @@ impl<K: Kernel> Slices for Shared<K> {
     }
 
     fn works(&mut self) -> bool {
-        if let Sees::Untried { failed } = self.sees
-            && !self.gate.contexts().is_empty()
-        {
-            self.sees = match self.attempt() {
-                Ok(()) => Sees::Record,
-                // What channels are made or freed for comes first.
-                Err(Error::Busy | Error::NoChannels | Error::Stopped) => self.sees,
-                // It may have just ended, or be of a program that wants this to fail.
-                Err(Error::Refused(_) | Error::NotStarted) if failed < ATTEMPTS => {
-                    Sees::Untried { failed: failed + 1 }
-                }
-                Err(error) => {
-                    base::note!(
-                        "contexts take no part in sharing the GPU by weight: {}",
-                        Chain(&error)
-                    );
-                    Sees::Nothing
-                }
-            };
-        }
-        self.sees != Sees::Nothing
+        self.works_at(Moment::now())
     }
 
     fn used(&mut self, round: Duration) -> Option<Use> {

@@ -53,8 +53,11 @@ struct StandIn {
     calls: Mutex<Vec<Call>>,
     /// The status of controls.
     status: AtomicU32,
-    /// A channel that the driver does not find when it is to be stopped or started.
+    /// A channel that the driver does not find.
     gone: AtomicU32,
+    /// Another one that the driver does not stop or start, with this status.
+    refused: AtomicU32,
+    refused_with: AtomicU32,
     /// The gate before it, and what a stop during a call that frees gives.
     gate: OnceLock<&'static Gate<Self>>,
     stop_meanwhile: Mutex<Option<String>>,
@@ -77,12 +80,8 @@ impl Kernel for StandIn {
             CONTROL => {
                 assert_eq!((file, word(0)), (FILE, CLIENT));
                 // SAFETY: as above.
-                unsafe {
-                    argument
-                        .byte_add(28)
-                        .cast::<u32>()
-                        .write(self.status.load(Ordering::SeqCst));
-                }
+                let answer = |status| unsafe { argument.byte_add(28).cast::<u32>().write(status) };
+                answer(self.status.load(Ordering::SeqCst));
                 let at = u64::from(word(16)) | u64::from(word(20)) << 32;
                 let (object, command, size) = (word(4), word(8), word(24));
                 // SAFETY: as above.
@@ -101,8 +100,9 @@ impl Kernel for StandIn {
                         let channels: Vec<u32> =
                             (0..count).map(|index| word(280 + index * 4)).collect();
                         if channels.contains(&self.gone.load(Ordering::SeqCst)) {
-                            // SAFETY: as above.
-                            unsafe { argument.byte_add(28).cast::<u32>().write(0x57) };
+                            answer(0x57);
+                        } else if channels.contains(&self.refused.load(Ordering::SeqCst)) {
+                            answer(self.refused_with.load(Ordering::SeqCst));
                         }
                         match (word(0), word(8)) {
                             (1, 0) => Call::Stop(channels),
@@ -113,6 +113,9 @@ impl Kernel for StandIn {
                     }
                     0xa06f_0113 => {
                         assert_eq!(size, 4);
+                        if object == self.gone.load(Ordering::SeqCst) {
+                            answer(0x57);
+                        }
                         // SAFETY: as above.
                         unsafe { *(at as *mut u32) = number(object) };
                         Call::Number(object)
@@ -385,8 +388,46 @@ fn a_context_is_stopped_although_a_channel_of_it_is_gone() {
     gate.kernel.take();
     let stopped = gate.unschedule(context(SPACE)).unwrap();
     assert!(stopped.renew());
-    let each = [vec![11, 12], vec![11], vec![12]].map(Call::Unschedule);
-    assert_eq!(gate.kernel.take(), each);
+    let each = [vec![11, 12], vec![11]].map(Call::Unschedule);
+    let found = [Call::Number(11), Call::Unschedule(vec![12])];
+    assert_eq!(gate.kernel.take(), [&each[..], &found].concat());
+    // It is forgotten.
+    drop(stopped);
+    assert_eq!(gate.kernel.take(), [Call::Start(vec![12])]);
+    drop(gate.unschedule(context(SPACE)).unwrap());
+    assert_eq!(gate.kernel.take()[0], Call::Unschedule(vec![12]));
+    // Nothing is left of the context.
+    gate.kernel.gone.store(12, Ordering::SeqCst);
+    let stopped = gate.unschedule(context(SPACE));
+    assert!(matches!(stopped, Err(Error::NoChannels)));
+    assert!(gate.contexts().is_empty() && !gate.is_stopped(context(SPACE)));
+}
+
+#[test]
+fn a_context_does_not_count_as_stopped_if_one_of_its_channels_is_not() {
+    // The driver misses something else that the call names, or refuses.
+    for status in [0x57, 0x56] {
+        let gate = guarded();
+        gate.kernel.refused.store(12, Ordering::SeqCst);
+        gate.kernel.refused_with.store(status, Ordering::SeqCst);
+        let stopped = gate.unschedule(context(SPACE));
+        assert!(matches!(stopped, Err(Error::Refused(other)) if other == status));
+        assert_eq!(gate.contexts(), [context(SPACE)]);
+    }
+}
+
+#[test]
+fn what_ends_with_the_address_space_of_a_context_share_is_forgotten() {
+    let gate = guarded();
+    allocate(gate, DEVICE, OTHER_SPACE, 0x90f1);
+    allocate_with(gate, 10, 77, 0x9067, 0, &[OTHER_SPACE, 0, 0]);
+    let mut parameters = [0; 92];
+    parameters[6] = 77;
+    allocate_with(gate, 10, 13, CHANNEL, 0, &parameters);
+    free(gate, OTHER_SPACE);
+    gate.kernel.take();
+    drop(gate.unschedule(context(SPACE)).unwrap());
+    assert_eq!(gate.kernel.take()[0], Call::Unschedule(vec![11, 12]));
 }
 
 #[test]
@@ -474,12 +515,9 @@ fn a_stop_that_the_driver_refuses_is_started_again() {
         gate.stop(context(SPACE)),
         Err(Error::Refused(0x56))
     ));
-    let each = [vec![11, 12], vec![11], vec![12]].map(Call::Start);
-    let calls = gate.kernel.take();
-    assert_eq!(
-        (&calls[0], &calls[1..]),
-        (&Call::Stop(vec![11, 12]), &each[..])
-    );
+    let each = |call: fn(Vec<u32>) -> Call| [vec![11, 12], vec![11], vec![12]].map(call);
+    let calls = [each(Call::Stop), each(Call::Start)].concat();
+    assert_eq!(gate.kernel.take(), calls);
     // What was stopped of it could not be started.
     assert!(matches!(gate.stop(context(SPACE)), Err(Error::Stopped)));
     gate.kernel.status.store(0, Ordering::SeqCst);
@@ -593,6 +631,10 @@ fn channels_keep_the_numbers_that_they_had() {
         assert!(gate.numbers().unwrap().contains(&number(21)));
         gate.was_read();
     }
+    assert_eq!(gate.numbers(), Some(BTreeSet::from([11, 12].map(number))));
+    // One that has ended uses nothing.
+    gate.kernel.status.store(0x23, Ordering::SeqCst);
+    allocate(gate, 10, 14, CHANNEL);
     assert_eq!(gate.numbers(), Some(BTreeSet::from([11, 12].map(number))));
     // If one is not told, none is known.
     gate.kernel.status.store(0x22, Ordering::SeqCst);
@@ -709,11 +751,28 @@ fn contexts_whose_use_cannot_be_read_take_no_part() {
     let gate = self::gate();
     let mut shared = Shared::by_record(gate);
     // What the driver refuses may have just ended: that is not the last word.
-    gate.kernel.status.store(0x57, Ordering::SeqCst);
-    assert!(shared.works() && shared.works());
-    let refused = (0..1000).find(|_| !shared.works());
-    assert!(refused.is_some());
+    gate.kernel.status.store(0x56, Ordering::SeqCst);
+    let second = |number| Moment::START + Duration::from_secs(number);
+    gate.kernel.take();
+    for number in 1..1000 {
+        assert!(shared.works_at(second(number)));
+        assert!(!gate.kernel.take().is_empty(), "it is not tried again");
+        assert!(shared.works_at(second(number)));
+        assert_eq!(gate.kernel.take(), [], "it is tried all the time");
+    }
+    gate.kernel.status.store(0, Ordering::SeqCst);
+    assert!(!shared.works_at(second(1000)), "this machine has no record");
     assert!(Shared::new(gate).works());
+    // What is refused for one context is not for the next one, with which all is tried.
+    let gate = self::gate();
+    group(gate, 30, OTHER_SPACE, COMPUTE);
+    allocate(gate, 30, 31, CHANNEL);
+    gate.kernel.refused.store(11, Ordering::SeqCst);
+    gate.kernel.refused_with.store(0x56, Ordering::SeqCst);
+    let mut shared = Shared::by_record(gate);
+    assert!(!shared.works(), "this machine has the driver's record");
+    let tried = [Call::Unschedule(vec![31]), Call::Start(vec![31])];
+    assert!(gate.kernel.take().ends_with(&tried));
 }
 
 #[test]
