@@ -325,7 +325,8 @@ fn no_program_is_lost_where_the_driver_does_not_start() {
     let both = [0, 1];
     rig.done(&["suspend", &rig.id(0), &rig.id(1)]);
     fs::write(rig.path("fail-init-0"), "802").unwrap();
-    both.map(|program| rig.fail("restore", program, 999));
+    both.iter()
+        .for_each(|program| rig.fail("restore", *program, 999));
     let (status, said) = rig.failed(&["resume", "--all"]);
     assert_eq!(status, 1, "{said}");
     assert_eq!(
@@ -335,7 +336,8 @@ fn no_program_is_lost_where_the_driver_does_not_start() {
     );
     assert_eq!(both.map(|program| rig.state(program)), ["2", "2"]);
     fs::remove_file(rig.path("fail-init-0")).unwrap();
-    both.map(|program| rig.heal("restore", program));
+    both.iter()
+        .for_each(|program| rig.heal("restore", *program));
     rig.done(&["resume", "--all"]);
     assert_eq!(both.map(|program| rig.state(program)), ["0", "0"]);
 }
