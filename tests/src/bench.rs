@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    io::{BufRead as _, BufReader},
+    io::{BufRead as _, BufReader, ErrorKind},
     net::{Shutdown, TcpListener},
     os::{
         fd::AsRawFd,
@@ -253,7 +253,7 @@ fn fill_memory(leave: u64) -> Result<Vec<u8>> {
     Ok(vec![1; (free << 10).saturating_sub(leave) as usize])
 }
 
-/// CPU time of all threads of a process, in nanoseconds.
+/// CPU time of all threads of a process, in nanoseconds, without those that have ended.
 ///
 /// # Errors
 ///
@@ -261,7 +261,12 @@ fn fill_memory(leave: u64) -> Result<Vec<u8>> {
 pub fn cpu_time(pid: u32) -> Result<u64> {
     let mut total = 0;
     for task in fs::read_dir(format!("/proc/{pid}/task"))? {
-        let text = fs::read_to_string(task?.path().join("schedstat"))?;
+        let text = match fs::read_to_string(task?.path().join("schedstat")) {
+            // The thread has ended since it was listed.
+            Err(error) if error.kind() == ErrorKind::NotFound => continue,
+            Err(error) if error.raw_os_error() == Some(libc::ESRCH) => continue,
+            text => text?,
+        };
         total += text
             .split_whitespace()
             .next()
