@@ -118,6 +118,15 @@ fn ready(dir: &Path, pool: &Pool, compiled: &Compiled, snapshot: &Path) -> Resul
     Ok(())
 }
 
+/// What a guest has had in a period, in seconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Had {
+    /// How long it had the device.
+    pub device: f64,
+    /// How long it waited for the device. For the rest of the period it had nothing to do there.
+    pub queued: f64,
+}
+
 /// Guests on one device.
 pub struct Vms {
     vms: Vec<Vm>,
@@ -269,21 +278,24 @@ impl Vms {
         self.vms.iter().map(of).collect()
     }
 
-    /// Every interval, passes to `each` the time elapsed and the seconds for which each guest has had the device since
-    /// this call, until `each` breaks.
+    /// Every interval, passes to `each` the time elapsed and what each guest has had since this call, until `each`
+    /// breaks.
     pub fn watch(
         &self,
         every: Duration,
-        mut each: impl FnMut(Duration, &[f64]) -> Result<ControlFlow<()>>,
+        mut each: impl FnMut(Duration, &[Had]) -> Result<ControlFlow<()>>,
     ) -> Result<()> {
         let before = self.clients()?;
         let start = Instant::now();
         for round in 1.. {
             thread::sleep((every * round).saturating_sub(start.elapsed()));
             let (passed, now) = (start.elapsed(), self.clients()?);
+            let seconds = |before: u64, now: u64| now.saturating_sub(before) as f64 / 1e9;
             let had: Vec<_> = (before.iter().zip(&now))
-                .map(|(before, now)| now.device_time.saturating_sub(before.device_time))
-                .map(|nanos| nanos as f64 / 1e9)
+                .map(|(before, now)| Had {
+                    device: seconds(before.device_time, now.device_time),
+                    queued: seconds(before.queueing_time, now.queueing_time),
+                })
                 .collect();
             if each(passed, &had)?.is_break() {
                 break;
@@ -320,9 +332,9 @@ pub fn show(
     let mut vms = Vms::start(dir, policy, weights, None)?;
     vms.go()?;
     vms.watch(WINDOW, |passed, had| {
-        let numbers = [&[passed.as_secs_f64()], had].concat();
-        let words: Vec<_> = numbers
-            .iter()
+        let device = had.iter().map(|had| had.device);
+        let words: Vec<_> = std::iter::once(passed.as_secs_f64())
+            .chain(device)
             .map(|number| format!("{number:.6}"))
             .collect();
         line(words.join(" "));

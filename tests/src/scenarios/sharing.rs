@@ -6,7 +6,7 @@ use anyhow::{Result, bail, ensure};
 use gpu_mediator::simulator::fairness::min_max_ratio;
 
 use super::{Context, Entry};
-use crate::shared_vms::Vms;
+use crate::shared_vms::{Had, Vms};
 
 pub const SCENARIOS: &[Entry] = &[
     (
@@ -42,7 +42,7 @@ fn by_weight(
     /// The ratio of the worst-off guest to the best-off one; equal shares give 0.5, and turns without weights (fifo)
     /// 0.64. One kernel more or less changes it by a few hundredths.
     const FAIR: f64 = 0.8;
-    /// Maximum deviation of a guest's share from its due share, if one guest waits for its results.
+    /// How much less than its due share a guest may have, if one guest waits for its results.
     const NEAR: f64 = 0.05;
     /// Maximum number of observed periods until one is fair: a guest whose vCPU has to wait for a CPU of this busy
     /// machine is late with its next kernels, and nobody keeps the device for it that long.
@@ -50,37 +50,47 @@ fn by_weight(
     let mut vms = Vms::start(&context.dir, "fair", weights, waiting)?;
     vms.go()?;
     let ideal: Vec<_> = weights.iter().copied().map(f64::from).collect();
-    let is_fair = |times: &[f64]| {
-        let (had, due): (f64, f64) = (times.iter().sum(), ideal.iter().sum());
-        let near = (times.iter().zip(&ideal))
-            .all(|(time, ideal)| (time / had - ideal / due).abs() <= NEAR);
-        min_max_ratio(times, &ideal) > FAIR && (waiting.is_none() || near)
+    let is_fair = |had: &[Had]| {
+        let device: Vec<_> = had.iter().map(|had| had.device).collect();
+        let Some(waiting) = waiting else {
+            return min_max_ratio(&device, &ideal) > FAIR;
+        };
+        let (all, due): (f64, f64) = (device.iter().sum(), ideal.iter().sum());
+        had.iter()
+            .zip(&ideal)
+            .enumerate()
+            .all(|(guest, (had, ideal))| {
+                // Of the time for which it had something to do there: it may be late with its next kernels.
+                let of = if guest == waiting {
+                    had.device + had.queued
+                } else {
+                    all
+                };
+                had.device / of >= ideal / due - NEAR
+            })
     };
     let mut stretches = Vec::new();
-    while !stretches
-        .last()
-        .is_some_and(|times: &Vec<f64>| is_fair(times))
-    {
+    while !stretches.last().is_some_and(|had: &Vec<Had>| is_fair(had)) {
         if stretches.len() >= STRETCHES {
             let state = vms.state()?;
             bail!(
-                "guests of weights {weights:?}, of which {waiting:?} waits for its results, had these \
-                 seconds of the device, stretch by stretch: {stretches:.2?}\n{state}"
+                "guests of weights {weights:?}, of which {waiting:?} waits for its results, had the device for so \
+                 many seconds, and waited for it, stretch by stretch: {stretches:.2?}\n{state}"
             );
         }
-        let mut times = Vec::new();
+        let mut last = Vec::new();
         vms.watch(Duration::from_millis(200), |passed, had| {
             ensure!(
                 passed < PATIENCE,
                 "of the device, guests of weights {weights:?} had these seconds: {had:.2?}"
             );
-            times = had.to_vec();
-            Ok(match had[0] < least.as_secs_f64() {
+            last = had.to_vec();
+            Ok(match had[0].device < least.as_secs_f64() {
                 true => ControlFlow::Continue(()),
                 false => ControlFlow::Break(()),
             })
         })?;
-        stretches.push(times);
+        stretches.push(last);
     }
     // A guest that waits for its turn sleeps until then.
     let wakes = vms.wakes()?;
