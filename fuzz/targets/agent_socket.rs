@@ -44,9 +44,11 @@ mod port;
 mod removals;
 #[allow(dead_code)]
 #[path = "../../guest/agent/src/seats.rs"]
+#[rustfmt::skip]
 mod seats;
 #[allow(dead_code)]
 #[path = "../../guest/agent/src/server.rs"]
+#[rustfmt::skip]
 mod server;
 #[allow(dead_code)]
 #[path = "../../guest/agent/src/tracked.rs"]

@@ -116,7 +116,7 @@ fuzz_target!(|bytes: &[u8]| {
     }
     let mut input = Input::new(bytes);
     // Every other input is the body of a kernel, together with what its words may refer to.
-    let inside = input.u8() % 2 == 0;
+    let inside = input.u8().is_multiple_of(2);
     let mut text = String::from(".version 9.0\n.target sm_75\n.address_size 64\n");
     if inside {
         text += ".global .b32 a;\n.extern .shared .b8 b[];\n\

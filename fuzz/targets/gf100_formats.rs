@@ -28,10 +28,10 @@ fuzz_target!(|bytes: &[u8]| {
     assert_eq!(Pde::parse(entry.encode()), entry);
     let entry = GpEntry::parse(raw);
     assert_eq!(GpEntry::parse(entry.encode()), entry);
-    if let Some(window) = Window::parse(raw as u32) {
-        if let Some((channel, offset)) = window.channel(input.u64(), 128) {
-            assert!(channel < 128 && offset < 0x1000);
-        }
+    if let Some(window) = Window::parse(raw as u32)
+        && let Some((channel, offset)) = window.channel(input.u64(), 128)
+    {
+        assert!(channel < 128 && offset < 0x1000);
     }
     let mut block = [0; instance::BYTES];
     let given = input.bytes(instance::BYTES);

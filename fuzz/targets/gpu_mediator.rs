@@ -176,7 +176,7 @@ fn request(input: &mut Input) -> Request {
                 index: input.u16() % 0x400,
                 count: u16::from(input.u8()) + 1,
                 first: target(input),
-                read_only: input.u8() % 4 == 0,
+                read_only: input.u8().is_multiple_of(4),
                 kind: input.u8(),
             });
             let runs = runs.collect();
@@ -208,11 +208,11 @@ fn request(input: &mut Input) -> Request {
         11 => Request::Unbind { channel },
         12 => Request::Sync { number: 7 },
         13 => Request::Hold {
-            held: input.u8() % 2 == 0,
+            held: input.u8().is_multiple_of(2),
         },
         14 => Request::Stop {
             channel,
-            stopped: input.u8() % 2 == 0,
+            stopped: input.u8().is_multiple_of(2),
         },
         _ => {
             let entry = GpEntry {

@@ -92,7 +92,7 @@ fn change(flight: &mut Vec<u8>, input: &mut Input) {
 
 /// A client that is honest, except that its messages are modified in transit.
 fn knock(mut stream: &UnixStream, input: &mut Input) -> std::io::Result<()> {
-    if input.u8() % 4 == 0 {
+    if input.u8().is_multiple_of(4) {
         return stream.write_all(input.bytes(usize::MAX));
     }
     let host = Host {

@@ -166,3 +166,21 @@ fn fuzzer() -> Result<PathBuf> {
     }
     Ok(fuzz)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+
+    #[test]
+    fn each_target_is_a_program_and_compiled_by_the_tests() {
+        for (manifest, folder) in [("fuzz", "targets"), ("tests/fuzz", "../../fuzz/targets")] {
+            let manifest = fs::read_to_string(root().join(manifest).join("Cargo.toml")).unwrap();
+            for name in targets().unwrap() {
+                let line = format!("path = \"{folder}/{name}.rs\"");
+                assert!(manifest.lines().any(|one| one == line), "no {line}");
+            }
+        }
+    }
+}

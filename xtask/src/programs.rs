@@ -41,10 +41,13 @@ pub fn pack(from: &Path, to: &Path) -> Result<()> {
         .with_context(|| format!("cannot take the symbols out of {}", to.display()))
 }
 
-/// A command of the same cargo that runs this program.
+/// A command of the same cargo that runs this program. Its compiler is rustc, also where this program was compiled by
+/// clippy's driver.
 pub fn cargo() -> Command {
     let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-    cargo.current_dir(root());
+    cargo
+        .current_dir(root())
+        .env_remove("RUSTC_WORKSPACE_WRAPPER");
     cargo
 }
 

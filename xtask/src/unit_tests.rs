@@ -1,5 +1,8 @@
-//! Unit tests: one build for all crates, whose test programs are run as Cargo runs them. Running
+//! Unit tests and lints: one build for all crates, whose test programs are run as Cargo runs them. Running
 //! `cargo test` crate by crate would compile most crates again, with fewer features.
+//!
+//! The compiler of this build is clippy's driver, which is rustc with more lints. `cargo clippy` would read all crates
+//! and their dependencies a second time.
 
 use std::{
     path::{Path, PathBuf},
@@ -24,17 +27,22 @@ const LIMIT: &str = "600";
 /// Cargo or a program cannot be started.
 pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)) -> Result<()> {
     packages::install(SHELLS)?;
-    let step = Step::new("building unit tests");
+    let step = Step::new("building unit tests, and linting");
     let crates = workspace::tested()?;
-    let built = build(&crates)?;
+    let built = build()?;
     step.finish();
-    let programs = match built {
-        Ok(programs) => programs,
-        Err(said) => {
-            report("unit tests build", &Outcome::Failed(vec![said]));
-            return Ok(());
-        }
+    let lints = match &built.said[..] {
+        [] => Outcome::Passed,
+        said => Outcome::Failed(said.to_vec()),
     };
+    report("check: clippy has nothing to say", &lints);
+    let Some(programs) = built.programs else {
+        let why = vec!["there are errors in the code".to_owned()];
+        report("unit tests build", &Outcome::Failed(why));
+        return Ok(());
+    };
+    // The same build compiles them (`tests/fuzz`).
+    report("check: the fuzz targets compile", &Outcome::Passed);
     for name in crates.iter().filter(|name| wanted(name)) {
         let mut seen = 0;
         for program in programs.iter().filter(|program| program.package == *name) {
@@ -48,7 +56,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
     let step = Step::new("building and running the documentation's examples");
     let mut examples = Command::new("timeout");
     examples.arg(LIMIT).arg(cargo().get_program());
-    let output = of_all(&crates, examples.args(["test", "--no-fail-fast", "--doc"]))
+    let output = linting(examples.args(["test", "--no-fail-fast", "--doc", "--workspace"]))
         .current_dir(crate::programs::root())
         .stdin(Stdio::null())
         .output()?;
@@ -70,7 +78,7 @@ pub fn again(names: &[String], mut report: impl FnMut(&str, &Outcome)) -> Result
     if tests.is_empty() {
         return Ok(());
     }
-    let programs = build(&crates)?.unwrap_or_default();
+    let programs = build()?.programs.unwrap_or_default();
     for (package, test) in tests {
         let of_package = programs.iter().filter(|one| one.package == package);
         let outputs = of_package.map(|program| program.run(&["--exact", test]));
@@ -106,24 +114,59 @@ fn unit_test<'n>(crates: &[String], name: &'n str) -> Option<(&'n str, &'n str)>
     is_crate.then_some((package, test))
 }
 
-/// Builds the programs with unit tests, or returns Cargo's message on why they cannot be built.
-fn build(crates: &[String]) -> Result<Result<Vec<Program>, String>> {
-    let built = of_all(
-        crates,
-        cargo().args(["test", "--quiet", "--no-run", "--tests"]),
-    )
-    .arg("--message-format=json-render-diagnostics")
-    .stdin(Stdio::null())
-    .output()?;
-    if !built.status.success() {
-        return Ok(Err(String::from_utf8_lossy(&built.stderr).into_owned()));
-    }
-    programs(&String::from_utf8_lossy(&built.stdout)).map(Ok)
+/// What a build has given.
+struct Built {
+    /// The programs with unit tests, unless the code has errors.
+    programs: Option<Vec<Program>>,
+    /// Warnings and errors of the compiler and of clippy.
+    said: Vec<String>,
 }
 
-/// Always the same selection, since the features differ with another one.
-fn of_all<'c>(crates: &[String], command: &'c mut Command) -> &'c mut Command {
-    command.args(crates.iter().flat_map(|name| ["--package", name]))
+/// Builds everything in the workspace, and the programs with unit tests. (`cargo test` would make tests of examples,
+/// too.)
+fn build() -> Result<Built> {
+    let output = linting(cargo().args([
+        "test",
+        "--quiet",
+        "--no-run",
+        "--workspace",
+        "--all-targets",
+    ]))
+    .arg("--message-format=json")
+    .stdin(Stdio::null())
+    .output()?;
+    let messages = messages(&String::from_utf8_lossy(&output.stdout))?;
+    let mut said: Vec<_> = messages.iter().filter_map(diagnostic).collect();
+    if !output.status.success() && said.is_empty() {
+        said.push(String::from_utf8_lossy(&output.stderr).into_owned());
+    }
+    Ok(Built {
+        programs: output.status.success().then(|| programs(&messages)),
+        said,
+    })
+}
+
+/// Has the workspace's crates compiled by clippy's driver. Crates that another compiler has built are not used.
+fn linting(command: &mut Command) -> &mut Command {
+    command.env("RUSTC_WORKSPACE_WRAPPER", "clippy-driver")
+}
+
+/// Cargo's messages, one line of JSON each.
+fn messages(said: &str) -> Result<Vec<Value>> {
+    let parsed = said
+        .lines()
+        .map(serde_json::from_str)
+        .collect::<Result<_, _>>();
+    parsed.with_context(|| format!("cargo said {said}"))
+}
+
+/// The text of a warning or an error, if a message is one.
+fn diagnostic(message: &Value) -> Option<String> {
+    let message = &message["message"];
+    let is_one = ["warning", "error"].contains(&message["level"].as_str()?);
+    // How many there were.
+    let is_summary = message["spans"].as_array()?.is_empty() && message["code"].is_null();
+    (is_one && !is_summary).then(|| message["rendered"].as_str().unwrap_or_default().to_owned())
 }
 
 /// A program that Cargo has built.
@@ -150,14 +193,14 @@ impl Program {
     }
 }
 
-/// Extracts the test programs from Cargo's messages, one line of JSON each, by name.
-fn programs(said: &str) -> Result<Vec<Program>> {
+/// Extracts the test programs from Cargo's messages, by name.
+fn programs(messages: &[Value]) -> Vec<Program> {
     let mut programs = Vec::new();
-    for line in said.lines() {
-        let artifact: Value = serde_json::from_str(line)?;
+    for artifact in messages {
         let text = |name: &str| artifact[name].as_str();
         // Programs without tests are built for tests that run them.
-        if artifact["profile"]["test"] != true {
+        // Benchmarks are only linted.
+        if artifact["profile"]["test"] != true || artifact["target"]["kind"][0] == "bench" {
             continue;
         }
         let (Some(id), Some(manifest), Some(file)) = (
@@ -177,7 +220,7 @@ fn programs(said: &str) -> Result<Vec<Program>> {
         });
     }
     programs.sort_by(|a, b| a.file.cmp(&b.file));
-    Ok(programs)
+    programs
 }
 
 /// The name in a package ID. The ID is `path+file:///FOLDER#VERSION` if the directory has the
@@ -262,6 +305,25 @@ mod tests {
     }
 
     #[test]
+    fn warnings_and_errors_are_told_from_counts_of_them() {
+        let message = |level: &str, code: Value, spans: Value| {
+            let message = serde_json::json!({
+                "level": level, "code": code, "spans": spans, "rendered": "unused variable",
+            });
+            diagnostic(&serde_json::json!({"reason": "compiler-message", "message": message}))
+        };
+        let code = || serde_json::json!({"code": "unused_variables"});
+        let spans = || serde_json::json!([{"line_start": 1}]);
+        for level in ["warning", "error"] {
+            assert_eq!(message(level, code(), spans()).unwrap(), "unused variable");
+            assert!(message(level, Value::Null, serde_json::json!([])).is_none());
+        }
+        assert!(message("note", code(), spans()).is_none());
+        let built = serde_json::json!({"reason": "build-finished", "success": true});
+        assert!(diagnostic(&built).is_none());
+    }
+
+    #[test]
     fn programs_with_tests_are_told_from_what_they_run() {
         let line = |id: &str, folder: &str, test: bool, file: &str| {
             let manifest = format!("{folder}/Cargo.toml");
@@ -291,7 +353,7 @@ mod tests {
             file: file.into(),
         };
         assert_eq!(
-            programs(&said.join("\n")).unwrap(),
+            programs(&messages(&said.join("\n")).unwrap()),
             [
                 program("gantry-opencl", "/g/guest/opencl", "/t/opencl-2"),
                 program("vmm", "/g/vmm", "/t/vmm-1"),
