@@ -17,8 +17,7 @@ use std::{
 
 use devices::accel::moving::{Address, Seat};
 use vmm_api::{
-    AccelMigration, ApiError, Handler, PassthroughMigration, Request, SendMigration, Status,
-    VmRemoveDevice,
+    AccelMigration, ApiError, PassthroughMigration, SendMigration, Status, VmRemoveDevice,
 };
 use vmm_config::{AccelConfig, Device, DeviceConfig, HasCommonConfig, VmConfig};
 use vmm_machine::{Machine, kinds::Handle};
@@ -458,7 +457,7 @@ impl Control {
         }
         let fate = self.keep(&id);
         if fate == Fate::Left
-            && let Err(error) = self.handle(Request::VmAdd(device))
+            && let Err(error) = self.add(device, None)
         {
             log::error!("the VM stays, and does not get {id:?} back: {error}");
         }
@@ -495,7 +494,23 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{super::super::life::Life, *};
+    use crate::tests::control;
+
+    #[test]
+    fn a_device_that_left_for_a_move_that_failed_comes_back() {
+        use vmm_config::{Configured, DiskConfig};
+
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let text = format!("path={},id=left", file.path().display());
+        let mut control = control();
+        let config = serde_json::json!({"payload": {"kernel": "/k"}});
+        control.life = Life::Created(serde_json::from_value(config).unwrap());
+        let device = Box::new(DiskConfig::parse(&text).unwrap());
+        let fate = control.bring_one_back(&Leaves::default(), device);
+        assert!(matches!(fate, Fate::Left));
+        assert!(control.life.config().unwrap().has_device("left"));
+    }
 
     #[test]
     fn nothing_refers_to_devices_that_leave() {
