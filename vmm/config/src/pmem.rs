@@ -80,7 +80,7 @@ impl Device for PmemConfig {
     }
 
     fn cannot_move(&self) -> Option<&'static str> {
-        self.discard_writes
-            .then_some("persistent memory whose writes are discarded")
+        // A host that has it mapped has contents in its page cache, and its lock.
+        Some("persistent memory")
     }
 }

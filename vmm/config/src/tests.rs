@@ -687,3 +687,11 @@ fn a_removed_device_leaves_the_configuration() {
     assert!(!config.take_device("c"));
     assert!(config.has_device("c"));
 }
+
+#[test]
+fn persistent_memory_does_not_move() {
+    for text in ["file=/p", "file=/p,discard_writes=on"] {
+        let pmem = PmemConfig::parse(text).unwrap();
+        assert_eq!(pmem.cannot_move(), Some("persistent memory"), "{text}");
+    }
+}

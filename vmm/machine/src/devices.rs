@@ -739,9 +739,19 @@ impl Devices {
         Ok(())
     }
 
-    /// What flushes each disk, for another thread.
+    /// What flushes each disk, and other devices with contents in a file, for another thread.
     pub fn disk_flushes(&self) -> Vec<devices::virtio::blk::Flush> {
-        self.disks().map(|(_, disk)| disk.flush()).collect()
+        let devices = self.plugged.values();
+        devices
+            .filter_map(|device| match &device.handle {
+                Handle::Disk(disk) => Some(disk.flush()),
+                Handle::Contents(file) => {
+                    let file = Arc::clone(file);
+                    Some(Box::new(move || file.sync_data()) as devices::virtio::blk::Flush)
+                }
+                _ => None,
+            })
+            .collect()
     }
 
     /// Pauses all devices.

@@ -1,6 +1,6 @@
 //! The device: options, placement and saved state.
 
-use std::{io, path::PathBuf, sync::Arc, time::Duration};
+use std::{fs::File, io, path::PathBuf, sync::Arc, time::Duration};
 
 use device_model::{
     lifecycle::{ActivateError, StateError, Unanswered},
@@ -96,6 +96,11 @@ impl Pmem {
             spawner,
             worker: None,
         })
+    }
+
+    /// The file with what the guest writes, unless that is discarded.
+    pub fn contents(&self) -> Option<Arc<File>> {
+        (!self.discard_writes).then(|| self.backing.file())
     }
 
     /// Guest address of the memory.

@@ -29,9 +29,10 @@ impl DeviceKind for PmemConfig {
             Arc::clone(&surroundings.spawner),
         )
         .map_err(DeviceError::of)?;
+        let handle = pmem.contents().map_or(Handle::None, Handle::Contents);
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(pmem)),
-            handle: Handle::None,
+            handle,
         })
     }
 }
