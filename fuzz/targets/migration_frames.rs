@@ -33,7 +33,7 @@ const REGION: u64 = 1 << 20;
 struct Anything;
 
 impl Host for Anything {
-    fn examine(&mut self, offer: &Offer) -> Vec<String> {
+    fn examine(&mut self, offer: &Offer, _cancel: &Cancel) -> Vec<String> {
         let _ = offer.config.validate();
         Vec::new()
     }

@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     SECTOR,
+    claim::Claim,
     geometry::{self, Geometry},
     io::{self as disk_io, AsyncIo, FormatGuard},
     lock::{self, LockGranularity, Scope},
@@ -450,13 +451,15 @@ pub struct Disk {
     write_zeroes: bool,
     block_device: bool,
     default_serial: String,
-    lock: Lock,
+    lock: Arc<Lock>,
 }
 
 /// The lock of an image, held until it is closed or unlocked.
-struct Lock {
+pub(super) struct Lock {
     /// Also used for reads that must go through the page cache.
     file: File,
+    /// Device and inode of the file.
+    inode: (u64, u64),
     /// Number of bytes that it covers, unless it covers the whole file.
     size: u64,
     read_only: bool,
@@ -465,7 +468,12 @@ struct Lock {
 }
 
 impl Lock {
-    fn take(&self, path: &Path) -> Result<(), DiskError> {
+    /// Whether it is of the same file as another one.
+    pub(super) fn is_of(&self, other: &Self) -> bool {
+        self.inode == other.inode
+    }
+
+    pub(super) fn take(&self, path: &Path) -> Result<(), DiskError> {
         lock::lock(&self.file, self.size, self.read_only, self.granularity).map_err(|source| {
             let path = path.to_owned();
             match source.raw_os_error() {
@@ -477,26 +485,29 @@ impl Lock {
             }
         })
     }
+
+    pub(super) fn release(&self) -> io::Result<()> {
+        lock::unlock(&self.file, self.size, self.granularity)
+    }
 }
 
 impl Disk {
     /// Opens, locks and checks an image.
     pub fn open(options: &DiskOptions) -> Result<Self, DiskError> {
-        Self::open_while(options, &|| true)
+        Self::open_for(options, &Claim::impatient())
     }
 
-    /// [`Disk::open`] at the speed of the storage, as long as the image is wanted: it is neither locked nor mended later.
+    /// [`Disk::open`] at the speed of the storage, as long as the image is wanted: it is neither locked nor changed later.
     ///
     /// # Errors
     /// As above, and [`DiskError::Unwanted`].
-    pub fn open_while(
-        options: &DiskOptions,
-        is_wanted: &dyn Fn() -> bool,
-    ) -> Result<Self, DiskError> {
-        let wanted = || match is_wanted() {
-            true => Ok(()),
-            false => Err(DiskError::Unwanted),
-        };
+    pub fn open_for(options: &DiskOptions, claim: &Claim) -> Result<Self, DiskError> {
+        let opened = Self::open_claimed(options, claim);
+        let opened = opened.and_then(|disk| claim.wanted().map(|()| disk));
+        opened.inspect_err(|_| claim.release())
+    }
+
+    fn open_claimed(options: &DiskOptions, claim: &Claim) -> Result<Self, DiskError> {
         let path = options.path.clone();
         let inspect = |action| {
             let path = path.clone();
@@ -523,16 +534,16 @@ impl Disk {
             return Err(DiskError::NotAnImage { path, kind });
         }
         let file_size = geometry::size(&mut lock_file).map_err(inspect("measure"))?;
-        let lock = Lock {
+        let lock = Arc::new(Lock {
             scope: Scope::of(&lock_file),
             file: lock_file,
+            inode: (of.dev(), of.ino()),
             size: file_size,
             read_only: options.read_only,
             granularity: options.lock_granularity,
-        };
-        wanted()?;
+        });
         if !options.lock_later {
-            lock.take(&path)?;
+            claim.lock(&lock, &path)?;
         }
         let mut lock_file = lock.file.try_clone().map_err(inspect("examine"))?;
         let image_type = find_type(options, &mut lock_file)?;
@@ -560,15 +571,14 @@ impl Disk {
             path,
             lock,
         };
-        wanted()?;
         match image_type {
-            ImageType::Qcow2 => disk.open_qcow2(options)?,
-            _ => disk.check_raw(options)?,
+            ImageType::Qcow2 => disk.open_qcow2(options, claim)?,
+            _ => disk.check_raw(options, claim)?,
         }
         Ok(disk)
     }
 
-    fn check_raw(&mut self, options: &DiskOptions) -> Result<(), DiskError> {
+    fn check_raw(&mut self, options: &DiskOptions, claim: &Claim) -> Result<(), DiskError> {
         if let Some(wanted) = options.logical_block {
             if self.block_device && wanted < self.geometry.logical_block {
                 // The page cache splits blocks for reads and writes; the kernel frees and zeroes whole ones.
@@ -593,13 +603,16 @@ impl Disk {
             return Ok(());
         };
         let can = |mode| can_fallocate(file, self.size, mode, self.block_device);
-        self.discard = self.discard && can(discard_mode());
-        self.write_zeroes =
-            self.write_zeroes && can(zero_mode(false)) && (!options.sparse || self.discard);
+        // Others might have something beyond its end by then.
+        (self.discard, self.write_zeroes) = claim.change(|| {
+            let discard = self.discard && can(discard_mode());
+            let zeroes = self.write_zeroes && can(zero_mode(false));
+            (discard, zeroes && (!options.sparse || discard))
+        })?;
         Ok(())
     }
 
-    fn open_qcow2(&mut self, options: &DiskOptions) -> Result<(), DiskError> {
+    fn open_qcow2(&mut self, options: &DiskOptions, claim: &Claim) -> Result<(), DiskError> {
         let Backend::Raw(file) = &self.backend else {
             return Ok(());
         };
@@ -608,7 +621,7 @@ impl Disk {
             direct: options.direct,
             source,
         })?;
-        let image = Qcow2Image::open(file, &self.lock.file, self.size, options)?;
+        let image = Qcow2Image::open(file, &self.lock.file, self.size, options, claim)?;
         self.size = image.size();
         self.backend = Backend::Qcow2(Arc::new(image));
         // The library aligns transfers for O_DIRECT itself, and always uses host memory.
@@ -648,13 +661,7 @@ impl Disk {
     /// Releases the lock, for the host to which the VM migrates. Nothing may be written from now on
     /// until [`Disk::lock`].
     pub fn unlock(&self) -> Result<(), DiskError> {
-        let Lock {
-            file,
-            size,
-            granularity,
-            ..
-        } = &self.lock;
-        lock::unlock(file, *size, *granularity).map_err(|source| DiskError::Lock {
+        self.lock.release().map_err(|source| DiskError::Lock {
             path: self.path.clone(),
             source,
         })

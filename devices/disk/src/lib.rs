@@ -10,6 +10,7 @@
 //! Ownership of an [`Io`] passes to the engine and returns when the kernel no longer uses its
 //! memory, so no buffer can disappear during a transfer.
 
+pub mod claim;
 pub mod geometry;
 pub mod image;
 pub mod io;

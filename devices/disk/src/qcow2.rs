@@ -36,6 +36,7 @@ use imago::{
 
 use self::counted::{CountedFile, TableMap};
 use super::{
+    claim::Claim,
     image::{DiskError, DiskOptions},
     io::{Io, Operation},
     lock::{self, LockGranularity},
@@ -78,6 +79,7 @@ impl Qcow2Image {
         buffered: &File,
         file_size: u64,
         options: &DiskOptions,
+        claim: &Claim,
     ) -> Result<Self, DiskError> {
         let path = &options.path;
         let inspect = |action| {
@@ -110,8 +112,10 @@ impl Qcow2Image {
                 what: "clusters that are too small for its storage with direct=on",
             });
         }
-        let mut image: Qcow2<CountedFile> = Qcow2::open_image(storage, !options.read_only)
-            .map_err(inspect("interpret the qcow2 header of"))?;
+        // The library may write the header.
+        let image = claim.change(|| Qcow2::open_image(storage, !options.read_only))?;
+        let mut image: Qcow2<CountedFile> =
+            image.map_err(inspect("interpret the qcow2 header of"))?;
         if image.requires_external_data_file() {
             return Err(DiskError::ExternalData { path: path.clone() });
         }
@@ -143,7 +147,7 @@ impl Qcow2Image {
         opened.map_err(inspect("open the backing file of"))?;
         // While another process has the lock, nothing is written.
         if let Some(tables) = tables.as_ref().filter(|_| !options.lock_later) {
-            mend(tables, path)?;
+            claim.change(|| mend(tables, path))??;
         }
         let mut snapshots = [0; 4];
         buffered

@@ -122,6 +122,8 @@ pub enum Operation {
     RemoveDevice,
     /// A disk is being resized.
     ResizeDisk,
+    /// The image of a disk that is added is opened.
+    AddDisk,
 }
 
 /// How far an operation is.

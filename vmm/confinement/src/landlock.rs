@@ -168,6 +168,8 @@ fn common() -> Vec<Rule> {
     let mut rules: Vec<Rule> = vec![
         (PathBuf::from("/dev/kvm"), write()),
         (PathBuf::from("/proc/meminfo"), read()),
+        // For finding out which hosts hear of the lock of an image.
+        (PathBuf::from("/proc/self/mountinfo"), read()),
     ];
     // For finding out how much of the host's memory the limits of the control groups leave.
     let groups = ["/proc/self/cgroup", "/sys/fs/cgroup"].map(|path| (path, read()));
@@ -332,6 +334,8 @@ mod tests {
                 fs::rename(at("saved/one/state.new"), at("saved/one/state")).unwrap();
                 assert_eq!(fs::read(at("saved/one/state")).unwrap(), b"state");
                 fs::remove_file(at("saved/one/state")).unwrap();
+                // What says on which file system an image is.
+                fs::read("/proc/self/mountinfo").unwrap();
                 // What it has no reason to do.
                 let mut refused = vec![fs::read(at("other")).map(drop)];
                 for folder in ["", "saved/"] {

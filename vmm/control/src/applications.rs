@@ -215,7 +215,9 @@ impl Control {
     pub(super) fn cancel_waits(&mut self) -> Result<Response, ApiError> {
         let job = match &self.migrations.job {
             Job::Workers(workers) => Some(&workers.cancel),
-            Job::Writing(written) => return written.cancel().map(|()| Response::Empty),
+            Job::Writing(written) if self.moves.is_empty() => {
+                return written.cancel().map(|()| Response::Empty);
+            }
             Job::Booting(_) => {
                 self.cancel_boot();
                 return Ok(Response::Empty);
@@ -230,6 +232,9 @@ impl Control {
         let moves = moves.map(|moving| &moving.cancel);
         let all: Vec<_> = job.into_iter().chain(moves).collect();
         if all.is_empty() {
+            if self.forget_disks("the disk is not added: it was cancelled") {
+                return Ok(Response::Empty);
+            }
             return Err(ApiError::wrong_state(match self.moves.is_empty() {
                 true => "no migration is going on",
                 false => {

@@ -13,12 +13,12 @@ use vmm_machine::{devices::DeviceKind, images::Images};
 use super::{
     Advance, Control, ExitReason,
     life::Life,
-    migration::{Job, OVER, host_error},
+    migration::{Job, host_error},
     requests::{check_files, failed},
     restore::{Awaited, Begun},
 };
 
-/// What a VM that is being booted waits for.
+/// What a VM that is being booted, or is given a disk, waits for.
 const WAITS_FOR: &str = "images of its disks";
 
 /// Storage that works answers by then: requests come before or after a boot, and not amid it.
@@ -89,7 +89,7 @@ impl Control {
                 }
                 match opening.are_open.within(SOON) {
                     Some(opened) => {
-                        let booted = opened.and_then(|()| self.boot(opening.images));
+                        let booted = self.boot_with(opened, opening.images);
                         self.has_booted(booter, booted);
                     }
                     None => {
@@ -143,9 +143,20 @@ impl Control {
             ..
         } = booting;
         let opened = opening.are_open.take();
-        let booted = opened.and_then(|()| self.boot(opening.images));
+        let booted = self.boot_with(opened, opening.images);
         self.has_booted(booter, booted);
         self.take_all(waiting);
+    }
+
+    /// Boots the VM if its images are open, and leaves those that it has not taken to a thread.
+    fn boot_with(
+        &mut self,
+        opened: Result<(), ApiError>,
+        images: Arc<Images>,
+    ) -> Result<(), ApiError> {
+        let booted = opened.and_then(|()| self.boot(Arc::clone(&images)));
+        self.close(images);
+        booted
     }
 
     fn has_booted(&mut self, booter: Booter, booted: Result<(), ApiError>) {
@@ -171,7 +182,7 @@ impl Control {
     pub(super) fn cancel_boot(&mut self) {
         match mem::replace(&mut self.migrations.job, Job::None) {
             Job::Booting(booting) => {
-                self.close(&booting.opening.images);
+                self.close(booting.opening.images);
                 let error = ApiError::wrong_state("the VM is not booted: it was cancelled");
                 if !matches!(booting.booter, Booter::Client(_)) {
                     self.monitor.emit("vm", "shutdown", &[]);
@@ -186,11 +197,12 @@ impl Control {
         }
     }
 
-    /// Closes images that nobody waits for any more, and with them gives up their locks, on a thread that may hang.
-    pub(super) fn close(&self, images: &Arc<Images>) {
-        images.refuse();
-        let images = Arc::clone(images);
-        let close = Box::new(move || images.give_up());
+    /// Gives up images that nobody waits for any more, which are unlocked and closed on a thread that may hang.
+    pub(super) fn close(&self, images: Arc<Images>) {
+        if !images.give_up() {
+            return;
+        }
+        let close = Box::new(move || images.close());
         if let Err(error) = self.start_thread_as(ThreadRole::Restore, "_close", close) {
             log::warn!("images of disks stay open: {error}");
         }
@@ -210,6 +222,7 @@ impl Control {
         };
         let started = self
             .check_joins(&*device)
+            .and_then(|()| self.refuse_if_opening(&disk))
             .and_then(|()| self.start_to_open(disk));
         match started {
             Ok((number, images)) => {
@@ -217,6 +230,29 @@ impl Control {
                 self.adding.insert(number, (request, reply, images));
             }
             Err(error) => reply.send(Err(error)),
+        }
+    }
+
+    /// Refuses a disk whose image is being opened for an earlier request: each would leave a thread behind.
+    fn refuse_if_opening(&self, disk: &DiskConfig) -> Result<(), ApiError> {
+        let is_same = |request: &Request| match request {
+            Request::VmAdd(device) => {
+                let any: &dyn Any = &**device;
+                any.downcast_ref::<DiskConfig>()
+                    .is_some_and(|other| other.path == disk.path)
+            }
+            _ => false,
+        };
+        match (
+            &disk.path,
+            self.adding.values().any(|(request, ..)| is_same(request)),
+        ) {
+            (Some(path), true) => Err(ApiError::wrong_state(format!(
+                "{} is being opened for an earlier request, and its storage has not answered: wait for that one, or end it \
+                 with vm.cancel-migration",
+                path.display()
+            ))),
+            _ => Ok(()),
         }
     }
 
@@ -244,12 +280,13 @@ impl Control {
             return;
         };
         if let Err(error) = opened {
+            self.close(images);
             return reply.send(Err(error));
         }
         if let Job::Booting(booting) = &mut self.migrations.job {
             // It is opened again when the VM is there.
             booting.keep(request, reply);
-            return self.close(&images);
+            return self.close(images);
         }
         let allowed = self.is_allowed_now(&request);
         let Request::VmAdd(device) = request else {
@@ -257,15 +294,28 @@ impl Control {
         };
         let added = allowed.and_then(|()| self.add(device, Some(Arc::clone(&images))));
         // What a machine has not taken, as where the VM is off by now.
-        self.close(&images);
+        self.close(images);
         reply.send(added);
     }
 
-    /// Refuses the disks of a VM that is gone whose images are being opened.
-    pub(super) fn forget_disks(&mut self) {
-        for (_, reply, images) in mem::take(&mut self.adding).into_values() {
-            self.close(&images);
-            reply.send(Err(ApiError::wrong_state(OVER)));
+    /// Refuses the disks whose images are being opened, for this reason. Returns whether there are any.
+    pub(super) fn forget_disks(&mut self, why: &str) -> bool {
+        let all = mem::take(&mut self.adding);
+        let any = !all.is_empty();
+        for (_, reply, images) in all.into_values() {
+            self.close(images);
+            reply.send(Err(ApiError::wrong_state(why)));
         }
+        any
+    }
+
+    /// What `vm.info` says about disks whose images are being opened.
+    pub(super) fn adding_progress(&self) -> Option<InProgress> {
+        (!self.adding.is_empty()).then(|| InProgress {
+            operation: Operation::AddDisk,
+            done_bytes: None,
+            total_bytes: None,
+            waits_for: Some(WAITS_FOR.to_owned()),
+        })
     }
 }

@@ -44,21 +44,44 @@ pub fn leave() {
 fn leave_within(naming: Duration) {
     let (mut waited, mut lost) = (PATIENCE, "what it was asked to write may be lost");
     if !Seal::close(Duration::ZERO) {
-        log::warn!(
-            "the VMM ends when its snapshot or core dump has its name, in {naming:?} at the latest; if it is killed \
-             before, the dump is incomplete, or neither the snapshot nor an older one in the same folder can be restored"
+        say(
+            log::Level::Warn,
+            format!(
+                "the VMM ends when its snapshot or core dump has its name, in {naming:?} at the latest; if it is killed \
+                 before, the dump is incomplete, or neither the snapshot nor an older one in the same folder can be restored"
+            ),
         );
         if !Seal::close(naming) {
             waited += naming;
             lost = "the snapshot or core dump has not got its name; an older snapshot in the same folder cannot be restored";
         }
     }
-    log::error!(
-        "the VMM has not ended within {waited:?}: storage does not answer, and is not waited for any longer; {lost}"
+    say(
+        log::Level::Error,
+        format!(
+            "the VMM has not ended within {waited:?}: storage does not answer, and is not waited for any longer; {lost}"
+        ),
     );
     devices::console::restore_terminal();
     // SAFETY: ends the process, so nothing of it is used any more.
     unsafe { libc::_exit(libc::EXIT_FAILURE) };
+}
+
+/// Logs a line. The log may be on storage that does not answer, too, or its reader may stand still: it is not waited for
+/// longer than a second.
+fn say(level: log::Level, text: String) {
+    const LONGEST: Duration = Duration::from_secs(1);
+    let (is_logged, logged) = mpsc::channel();
+    let body = move || {
+        log::log!(level, "{text}");
+        // Nobody waits for it if that took long.
+        let _ = is_logged.send(());
+    };
+    let started = thread::Builder::new().name("_log".to_owned()).spawn(body);
+    if started.is_ok() {
+        // Otherwise the line is lost, not the end.
+        let _ = logged.recv_timeout(LONGEST);
+    }
 }
 
 #[cfg(test)]
@@ -66,12 +89,34 @@ mod tests {
     use super::*;
     use vmm_snapshot::writing::Writing;
 
+    /// A log that takes no line.
+    struct Hangs;
+
+    impl log::Log for Hangs {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, _: &log::Record<'_>) {
+            loop {
+                thread::park();
+            }
+        }
+
+        fn flush(&self) {}
+    }
+
     #[test]
-    fn a_snapshot_whose_storage_hangs_does_not_keep_the_process() {
+    fn a_snapshot_whose_storage_hangs_and_a_log_that_does_do_not_keep_the_process() {
         // SAFETY: the child does not return to the test harness.
         let child = unsafe { libc::fork() };
         assert!(child >= 0);
         if child == 0 {
+            // The other way to end, should it hang.
+            // SAFETY: a call without pointers.
+            unsafe { libc::alarm(60) };
+            log::set_boxed_logger(Box::new(Hangs)).unwrap();
+            log::set_max_level(log::LevelFilter::Trace);
             let _held = Writing::new(0).seal();
             leave_within(Duration::ZERO);
         }

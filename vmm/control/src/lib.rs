@@ -237,6 +237,9 @@ pub fn run(
                 .inspect_err(|error| log::warn!("the end may have to wait for storage: {error}"));
             control.end_writing();
             control.life = Life::default();
+            // Machines and images that are under way.
+            control.migrations.job = migration::Job::None;
+            control.forget_disks(migration::OVER);
             drop(in_time);
             control.monitor.emit("vmm", "shutdown", &[]);
             return Ok(reason);
@@ -375,6 +378,7 @@ impl Control {
                 self.exit = Some(ExitReason::GuestFailed);
             }
             MachineEvent::MemoryLost(error) => {
+                log::error!("the guest is lost: {}", Chain(&error));
                 self.monitor
                     .emit("guest", "failed", &[("reason", &error.to_string())]);
                 if let Life::Live { machine, .. } = std::mem::take(&mut self.life) {

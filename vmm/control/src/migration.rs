@@ -389,6 +389,8 @@ impl Leaving {
                     machine.set_owns_sockets(false);
                 }
                 control.drop_machine();
+                // Disks whose images are being opened were for that machine.
+                control.forget_disks(OVER);
             }
         }
     }

@@ -445,6 +445,12 @@ impl Control {
             let message = format!("path: {path} {why}: {id:?} stays where it is");
             ApiError::message(Status::BadRequest, message)
         };
+        if old.files.is_some() {
+            // Their process would have to open those of the other one.
+            return Err(refused(
+                "cannot replace a device that was given by descriptors (remove it, and add the other one)",
+            ));
+        }
         let Ok(new) = Model::of(&request.path) else {
             return Err(refused("is no PCI device and no mediated device"));
         };

@@ -22,7 +22,7 @@ use super::{
     Advance, Control, ExitReason,
     booting::{Booter, Booting},
     life::{Life, RunState},
-    migration::{Job, host_error},
+    migration::{Job, OVER, host_error},
     storage,
 };
 
@@ -150,7 +150,7 @@ impl Control {
         // The watchdog's reset may have been under way.
         self.sender.watchdog().forget_reset();
         self.life = Life::None;
-        self.forget_disks();
+        self.forget_disks(OVER);
         self.monitor.emit("vm", "deleted", &[]);
         Ok(Response::Empty)
     }
@@ -275,14 +275,16 @@ impl Control {
         snapshot: &VmSnapshotConfig,
     ) -> Result<Saving, ApiError> {
         let directory = place(snapshot.directory(), &snapshot.destination_url)?;
-        // Only after it is certain that a snapshot is possible.
         self.on_paused("saved", |_, _| Ok(()))?;
+        let saving = Saving::new(directory).map_err(|e| failed(&e))?;
         if snapshot.detach {
+            // Only after it is certain that a snapshot is possible: they do not come back.
+            saving.try_out().map_err(|e| failed(&e))?;
             self.detach_physical()?;
             self.on_paused("saved", |machine, _| machine.devices().detach())?;
         }
         self.monitor.emit("vm", "snapshotting", &[]);
-        Saving::new(directory).map_err(|e| failed(&e))
+        Ok(saving)
     }
 
     /// The process's resources for a new machine. Threads inherit the confinement that the control
@@ -341,7 +343,7 @@ impl Control {
             Job::Writing(written) => Some(written.progress()),
             Job::Restoring(restoring) if restoring.progress().is_some() => restoring.progress(),
             Job::Booting(_) => Some(Booting::progress()),
-            _ => self.storage.progress(),
+            _ => self.storage.progress().or_else(|| self.adding_progress()),
         }
     }
 

@@ -266,7 +266,17 @@ impl Control {
                     read,
                 }))
             }
-            Stage::Files { config, read, .. } => self.make(begun, config, read.take()?, asked),
+            Stage::Files {
+                config,
+                images,
+                read,
+            } => {
+                let made = read
+                    .take()
+                    .and_then(|snapshot| self.make(begun, config, snapshot, asked));
+                self.close(images);
+                made
+            }
             Stage::Memory { lacks, is_read, .. } => {
                 is_read.take()?;
                 self.complete(*lacks)?;
@@ -453,7 +463,7 @@ impl Control {
         match mem::replace(&mut self.migrations.job, Job::None) {
             Job::Restoring(restoring) if restoring.is_incomplete() => {
                 restoring.cancel.cancel();
-                if let Stage::Files { images, .. } = &restoring.stage {
+                if let Stage::Files { images, .. } = restoring.stage {
                     self.close(images);
                 }
                 let error = ApiError::wrong_state("the VM is not restored: it was cancelled");
@@ -473,8 +483,16 @@ impl Control {
     /// Abandons the restore, because the machine is replaced.
     pub(super) fn abandon_restore(&mut self) {
         match mem::replace(&mut self.migrations.job, Job::None) {
-            Job::Restoring(Restoring { cancel, asked, .. }) => {
+            Job::Restoring(Restoring {
+                cancel,
+                asked,
+                stage,
+                ..
+            }) => {
                 cancel.cancel();
+                if let Stage::Files { images, .. } = stage {
+                    self.close(images);
+                }
                 let waiting = asked.waiting.into_iter().map(|(_, reply)| reply);
                 for reply in [asked.reply].into_iter().chain(waiting) {
                     reply.send(Err(ApiError::wrong_state(OVER)));

@@ -313,7 +313,11 @@ impl Control {
             }
             None => {
                 let ended = match wait.wish {
-                    Some(GuestWish::PowerOff) => self.handle(Request::VmShutdown).map(drop),
+                    Some(GuestWish::PowerOff) => {
+                        // A disk that has grown may not have been answered for.
+                        self.end_writing();
+                        self.handle(Request::VmShutdown).map(drop)
+                    }
                     _ => self.end_for_reboot(),
                 };
                 match ended {

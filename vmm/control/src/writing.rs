@@ -18,7 +18,7 @@ use vmm_snapshot::writing::Writing;
 use super::{
     Control,
     migration::{Job, OVER, host_error},
-    requests::failed,
+    requests::{failed, place},
 };
 
 /// How long the end of the process waits for a thread that was told to stop. It stops after its next write, which takes
@@ -86,8 +86,24 @@ impl Written {
 impl Control {
     /// `vm.snapshot` without applications: replies when everything is written.
     pub(super) fn snapshot_later(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
-        match self.begin_snapshot(snapshot) {
-            Ok(saving) => self.write_snapshot(saving, None, reply),
+        if snapshot.detach {
+            return match self.begin_snapshot(snapshot) {
+                Ok(saving) => self.write_snapshot(saving, None, reply),
+                Err(error) => reply.send(Err(error)),
+            };
+        }
+        let directory = place(snapshot.directory(), &snapshot.destination_url);
+        let begun = directory.and_then(|directory| {
+            let image = self.on_paused("saved", |machine, config| machine.image(config))?;
+            Ok((directory.to_owned(), image))
+        });
+        match begun {
+            Ok((directory, image)) => {
+                self.monitor.emit("vm", "snapshotting", &[]);
+                let total = image.memory();
+                let work = move |writing: &Writing| image.write(Saving::new(&directory)?, writing);
+                self.write(Operation::Snapshot, total, None, work, reply);
+            }
             Err(error) => reply.send(Err(error)),
         }
     }

@@ -1,10 +1,13 @@
 //! Disk images that are opened before their devices are made, by a thread that may wait for storage.
 
-use std::{mem, sync::Mutex};
+use std::{
+    mem,
+    sync::{Arc, Mutex},
+};
 
 use base::Unpoisoned;
 use devices::{
-    disk::{Disk, DiskOptions},
+    disk::{Disk, DiskOptions, claim::Claim},
     virtio::blk,
 };
 use vmm_config::{Device, DiskConfig, HasCommonConfig};
@@ -21,14 +24,22 @@ pub struct Images(Mutex<Opened>);
 
 #[derive(Default)]
 struct Opened {
-    /// Each with how it was opened.
-    disks: Vec<(DiskOptions, Disk)>,
+    images: Vec<Image>,
+    /// Of the image that is being opened.
+    opening: Option<Arc<Claim>>,
     given_up: bool,
 }
 
+struct Image {
+    /// How it was opened.
+    options: DiskOptions,
+    disk: Disk,
+    claim: Arc<Claim>,
+}
+
 impl Images {
-    /// Opens the images of disks, and locks them unless that is to happen later, at the speed of the storage. None is
-    /// locked when they have been given up.
+    /// Opens the images of disks, and locks them unless that is to happen later, at the speed of the storage. When they
+    /// have been given up, none is locked or changed any more, and all are closed.
     ///
     /// # Errors
     /// The first image that cannot be opened or locked, by the name of its disk.
@@ -40,46 +51,68 @@ impl Images {
                 unnamed += 1;
                 format!("_{}{}", DiskConfig::NAME, unnamed - 1)
             });
-            let opened = image(disk, lock_later).and_then(|options| {
-                let is_wanted = || !self.0.lock_unpoisoned().given_up;
-                let opened = Disk::open_while(&options, &is_wanted).map_err(blk::Error::Disk);
-                Ok((options, opened.map_err(DeviceError::of)?))
-            });
-            let opened = opened.map_err(|source| MachineError::Device {
+            let opened = image(disk, lock_later).and_then(|options| self.open_one(options));
+            let has_ended = self.0.lock_unpoisoned().given_up;
+            if has_ended {
+                self.close();
+                return Ok(());
+            }
+            opened.map_err(|source| MachineError::Device {
                 kind: DiskConfig::NAME,
                 id: name,
                 source: Box::new(source),
             })?;
+        }
+        Ok(())
+    }
+
+    fn open_one(&self, options: DiskOptions) -> Result<(), DeviceError> {
+        let claim = Arc::<Claim>::default();
+        {
             let mut all = self.0.lock_unpoisoned();
             if all.given_up {
-                // Closing the image may take long.
-                drop(all);
                 return Ok(());
             }
-            all.disks.push(opened);
+            all.opening = Some(Arc::clone(&claim));
         }
+        let opened = Disk::open_for(&options, &claim).map_err(blk::Error::Disk);
+        let mut all = self.0.lock_unpoisoned();
+        all.opening = None;
+        let disk = opened.map_err(DeviceError::of)?;
+        all.images.push(Image {
+            options,
+            disk,
+            claim,
+        });
         Ok(())
     }
 
     /// Takes an image that is open like this.
     pub fn take(&self, options: &DiskOptions) -> Option<Disk> {
         let mut all = self.0.lock_unpoisoned();
-        let at = all.disks.iter().position(|(of, _)| of == options)?;
-        Some(all.disks.swap_remove(at).1)
+        let at = all.images.iter().position(|its| its.options == *options)?;
+        Some(all.images.swap_remove(at).disk)
     }
 
-    /// Has no other image locked from now on.
-    pub fn refuse(&self) {
-        self.0.lock_unpoisoned().given_up = true;
+    /// Gives up what nobody has taken: whoever opens one of these images after that waits until it is unlocked. Does not
+    /// wait for storage. Returns whether there is something to [close](Self::close).
+    pub fn give_up(&self) -> bool {
+        let mut all = self.0.lock_unpoisoned();
+        all.given_up = true;
+        let open = all.images.iter().map(|image| &image.claim);
+        let claims: Vec<_> = open.chain(&all.opening).collect();
+        claims.iter().for_each(|claim| claim.give_up());
+        !claims.is_empty()
     }
 
-    /// Closes all images, also one that is being opened, when it is open. Takes as long as the storage likes.
-    pub fn give_up(&self) {
-        let disks = {
+    /// Unlocks and closes all images that were given up, but for one that is being opened: it is unlocked, and closed when
+    /// it is open. Takes as long as the storage likes.
+    pub fn close(&self) {
+        let (images, opening) = {
             let mut all = self.0.lock_unpoisoned();
-            all.given_up = true;
-            mem::take(&mut all.disks)
+            (mem::take(&mut all.images), all.opening.clone())
         };
-        drop(disks);
+        let claims = images.iter().map(|image| &image.claim);
+        claims.chain(&opening).for_each(|claim| claim.release());
     }
 }

@@ -189,6 +189,14 @@ impl Saving {
         })
     }
 
+    /// Checks that files can be made there.
+    pub fn try_out(&self) -> Result<(), MachineError> {
+        let path = self.staged.path(vmm_snapshot::APPLICATIONS);
+        let made = memory_file::create_private(&path).map(drop);
+        made.and_then(|()| fs::remove_file(&path))
+            .map_err(io_at(&path))
+    }
+
     /// The archive to which accelerators' applications are written before the machine is saved: workers may signal
     /// until they are stopped, and those signals are part of the state of the interrupt controllers.
     pub fn archive(&self) -> Result<Archive, MachineError> {
@@ -455,9 +463,9 @@ fn age(saved_at: Option<u64>, now: u64) -> Result<Option<Duration>, MachineError
     Ok(Some(age))
 }
 
-/// Ends the process because the control loop, too, waits for memory that is lost.
+/// Ends the process because the control loop, too, waits for memory that is lost. It says nothing: the log may be on the
+/// storage that does not answer.
 fn end_process() {
-    log::error!("the VM ends now: something still waits for memory that is lost");
     devices::console::restore_terminal();
     // SAFETY: ends the process, so nothing of it is used any more.
     unsafe { libc::_exit(EXIT_GUEST_LOST.into()) };

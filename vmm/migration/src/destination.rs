@@ -44,8 +44,9 @@ const COPYING: &str = "having workers make a copy of applications";
 
 /// Builds the machine. Called on the migration's thread, which waits for the result.
 pub trait Host: Send {
-    /// Returns every reason why the offer cannot be accepted; empty if it can.
-    fn examine(&mut self, offer: &Offer) -> Vec<String>;
+    /// Returns every reason why the offer cannot be accepted; empty if it can. When that is cancelled, it does not wait for
+    /// storage any more, and says so.
+    fn examine(&mut self, offer: &Offer, cancel: &Cancel) -> Vec<String>;
     /// Whether `host` is the host that this process runs on.
     fn is_here(&self, host: &HostId) -> bool;
     /// Creates a machine with memory, backed by the given files if there are any.
@@ -250,7 +251,7 @@ impl<'a> Destination<'a> {
         self.connection.deadline = None;
         self.is_source = true;
         let mut reasons = offer.version_reasons();
-        reasons.extend(self.host.examine(&offer));
+        reasons.extend(self.for_source(|host, cancel| Ok(host.examine(&offer, &cancel)))?);
         if !reasons.is_empty() {
             self.connection.send_failure(&reasons);
             return Err(Error::Refused(reasons));
@@ -420,10 +421,10 @@ impl<'a> Destination<'a> {
 
     /// Runs work that becomes pointless when the migration is cancelled or the source ends: another thread watches for
     /// that meanwhile.
-    fn for_source(
+    fn for_source<R>(
         &mut self,
-        work: impl FnOnce(&mut dyn Host, Cancel) -> std::result::Result<(), String>,
-    ) -> Result<()> {
+        work: impl FnOnce(&mut dyn Host, Cancel) -> std::result::Result<R, String>,
+    ) -> Result<R> {
         let source = self.connection.other_side()?;
         let cancel = Cancel::default();
         let goes_on = Arc::new(());
@@ -463,7 +464,9 @@ impl<'a> Destination<'a> {
     fn ready(&mut self, so_far: Duration) -> Result<Phase> {
         self.show(Shown::Go, "waiting for the VM to be handed over");
         self.connection.stall = WAIT_FOR_GO;
+        self.connection.deadline = Some(Instant::now() + WAIT_FOR_GO);
         self.connection.receive(&[Kind::Go], &mut self.contents)?;
+        self.connection.deadline = None;
         self.connection.uninterrupted = true;
         let came = Instant::now();
         // The destination holds the locks until the machine runs, so a source that gets no reply cannot mistake it for

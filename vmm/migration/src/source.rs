@@ -671,14 +671,21 @@ impl<'a> Source<'a> {
 
     fn go(&mut self, paused: Instant) -> Result<Phase> {
         self.show(Shown::Go, "handing the VM over");
+        // From now on it cannot be cancelled; before, it could.
+        if self.progress.is_cancelled() {
+            return Err(Error::Cancelled);
+        }
         self.owner.release().map_err(Error::Machine)?;
         self.went = true;
         self.connection.uninterrupted = true;
         self.connection.stall = self.wishes.stall.min(GO);
+        // However slowly an answer comes.
+        self.connection.deadline = Some(Instant::now() + self.connection.stall);
         self.connection.send(Kind::Go, 0, &[])?;
         let answer = self
             .connection
             .receive(&[Kind::Running, Kind::Denied], &mut self.contents)?;
+        self.connection.deadline = None;
         match answer.kind {
             Kind::Running => Ok(Phase::Done { paused }),
             _ => Err(Error::Refused(vec![

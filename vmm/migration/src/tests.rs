@@ -258,7 +258,7 @@ impl There {
 }
 
 impl Host for There {
-    fn examine(&mut self, _offer: &Offer) -> Vec<String> {
+    fn examine(&mut self, _offer: &Offer, _cancel: &Cancel) -> Vec<String> {
         match self.fail {
             Some("examine") => vec!["no such CPU".to_owned(), "no such disk".to_owned()],
             _ => Vec::new(),
@@ -353,6 +353,8 @@ enum Fault {
     Cut,
     /// Nothing passes any more, but the connection stays open.
     Stall,
+    /// Another frame comes instead, byte by byte.
+    Dribble,
     /// A bit of the header is flipped.
     DamagedHeader,
     /// A bit of the contents is flipped.
@@ -375,6 +377,14 @@ fn pass(mut from: UnixStream, mut to: UnixStream, fault: Fault, at: Kind, silent
                     Fault::None | Fault::Direct => {}
                     Fault::Cut => return Ok(()),
                     Fault::Stall => silent.store(true, Ordering::SeqCst),
+                    Fault::Dribble => {
+                        let reasons = vec![b' '; 1 << 16];
+                        let failed = Header::of(Kind::Failed, 0, &reasons, false).encode();
+                        for byte in failed.into_iter().chain(reasons) {
+                            to.write_all(&[byte])?;
+                            thread::sleep(Duration::from_millis(50));
+                        }
+                    }
                     Fault::DamagedHeader => head[9] ^= 4,
                     Fault::DamagedContents => match contents.last_mut() {
                         Some(last) => *last ^= 1,
@@ -674,6 +684,18 @@ fn whatever_breaks_exactly_one_machine_runs() {
             assert_eq!(moved, at == Kind::Running, "{what}");
         }
     }
+}
+
+#[test]
+fn an_answer_to_go_that_never_comes_to_its_end_is_not_waited_for() {
+    let case = migrate(&Setup {
+        fault: Fault::Dribble,
+        at: Kind::Running,
+        ..Setup::default()
+    });
+    // The locks say where the machine runs.
+    assert!(matches!(case.outcome, Outcome::Moved), "{:?}", case.outcome);
+    assert!(case.destination_runs && !case.source_runs);
 }
 
 #[test]

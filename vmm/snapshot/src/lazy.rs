@@ -22,12 +22,13 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
-    thread::JoinHandle,
+    sync::Mutex,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use base::{
-    Access, Chain, Mapping,
+    Access, Mapping, Unpoisoned,
     regular_file::{self, Links},
 };
 use devices::thread::{ThreadRole, ThreadSpawner};
@@ -96,6 +97,12 @@ pub enum LazyError {
     /// The snapshot's memory is not usable.
     #[error("cannot use the snapshot's memory")]
     File(#[from] MemoryFileError),
+    /// The storage of an earlier snapshot does not answer.
+    #[error(
+        "memory of an earlier VM is still being read from a snapshot whose storage does not answer: \
+         use memory_restore_mode=Copy, or another process"
+    )]
+    Left,
     /// The thread could not be started.
     #[error("cannot start the thread that brings memory in")]
     Thread(#[source] io::Error),
@@ -174,6 +181,13 @@ impl LazyRestore {
                 source,
             })
         };
+        {
+            let mut left = LEFT.lock_unpoisoned();
+            left.retain(|thread| !thread.is_finished());
+            if !left.is_empty() {
+                return Err(LazyError::Left);
+            }
+        }
         let file = regular_file::open(path, Links::Refuse);
         let file = file.map_err(|source| io_error("open", source))?;
         let pairs = memory_file::matching(&file, path, ram.regions(), ranges)?;
@@ -251,12 +265,30 @@ impl LazyRestore {
     }
 }
 
+/// Threads that were left behind, because the storage of their snapshot does not answer. What such a thread is about to
+/// bring in may get to any memory at that address that is registered with userfaultfd, of whomever: there is none as long
+/// as it has not ended.
+static LEFT: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
+
 impl Drop for LazyRestore {
     fn drop(&mut self) {
+        /// Storage that works has answered by then.
+        const PATIENCE: Duration = Duration::from_secs(1);
+        const LOOK: Duration = Duration::from_millis(1);
         let stopped = self.stop.write(1);
-        if let (Ok(()), Some(thread)) = (stopped, self.thread.take())
-            && thread.join().is_err()
-        {
+        let Some(thread) = self.thread.take() else {
+            return;
+        };
+        let until = Instant::now() + PATIENCE;
+        while stopped.is_ok() && !thread.is_finished() && Instant::now() < until {
+            thread::sleep(LOOK);
+        }
+        if !thread.is_finished() {
+            log::warn!(
+                "the snapshot's storage does not answer: the thread that brings memory in is left behind"
+            );
+            LEFT.lock_unpoisoned().push(thread);
+        } else if thread.join().is_err() {
             log::error!("the thread that brings memory in panicked");
         }
     }
@@ -369,8 +401,20 @@ impl Transfer {
                 }
                 log::info!("all of the snapshot's memory has been brought in");
             }
+            // Whoever was left behind is missed by nobody.
+            Err(_) if self.has_to_stop() => {}
             Err(lost) => self.end(lost, on_loss),
         }
+    }
+
+    /// Whether the VM has ended.
+    fn has_to_stop(&self) -> bool {
+        let mut stop = [libc::pollfd {
+            fd: self.stop.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        base::poll::poll(&mut stop, Some(Duration::ZERO)).is_ok_and(|count| count > 0)
     }
 
     /// Loads memory until all of it is there.
@@ -404,7 +448,6 @@ impl Transfer {
     /// Has the VM ended. Until the process is gone, `self` keeps userfaultfd open: if it were
     /// closed, the kernel would fill in zeroes.
     fn end(&self, lost: MemoryLost, on_loss: &OnLoss) {
-        log::error!("the guest is lost: {}", Chain(&lost));
         (on_loss.report)(lost);
         let deadline = Instant::now() + on_loss.patience;
         loop {
@@ -836,6 +879,28 @@ mod tests {
     const HUGE: u64 = 2 << 20;
     /// Nothing takes this long unless it hangs.
     const HANG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn the_end_of_a_vm_leaves_a_thread_behind_that_hangs() {
+        let (end, ends) = mpsc::channel::<()>();
+        let hangs = thread::spawn(move || {
+            let _ = ends.recv();
+        });
+        let stop = EventFd::new(EFD_NONBLOCK).unwrap();
+        let (done, dropped) = mpsc::channel();
+        thread::spawn(move || {
+            drop(LazyRestore {
+                stop,
+                thread: Some(hangs),
+            });
+            done.send(()).unwrap();
+        });
+        dropped.recv_timeout(HANG).unwrap();
+        assert_eq!(LEFT.lock().unwrap().len(), 1);
+        drop(end);
+        let left = LEFT.lock().unwrap().pop().unwrap();
+        left.join().unwrap();
+    }
 
     #[test]
     fn what_is_given_back_is_cut_out_of_the_data() {

@@ -61,6 +61,11 @@ impl Held {
         Some(Self(File::from(group)))
     }
 
+    /// Whoever opens the directory itself is held back, too.
+    fn opening(directory: &Path) -> Option<Self> {
+        Self::whoever(directory, libc::FAN_OPEN_PERM | libc::FAN_ONDIR)
+    }
+
     /// Waits for somebody who is held back, until [`Held::allow`].
     pub fn waits(&mut self) -> Waits {
         let mut event = [0; 24];
@@ -79,6 +84,22 @@ impl Held {
         ]
         .concat();
         self.0.write_all(&answer).unwrap();
+    }
+
+    /// Lets everybody go on who comes until this is done.
+    fn allow_until(&mut self, mut is_done: impl FnMut() -> bool) {
+        while !is_done() {
+            let mut entry = libc::pollfd {
+                fd: self.0.as_raw_fd(),
+                events: libc::POLLIN,
+                revents: 0,
+            };
+            // SAFETY: one entry, which outlives the call.
+            if unsafe { libc::poll(&raw mut entry, 1, 5) } > 0 {
+                let waits = self.waits();
+                self.allow(waits);
+            }
+        }
     }
 }
 
@@ -174,6 +195,16 @@ fn the_api_answers_while_a_snapshot_waits_for_its_disk() {
     let again = vmm.ctl(&["snapshot", path]);
     assert!(again.status.success(), "{}", said(&again));
     assert_ne!(state(&directory), before);
+    // The folder itself.
+    let mut held = Held::opening(&directory).unwrap();
+    let mut saving = start(&vmm, &["snapshot", path]);
+    let waits = held.waits();
+    assert_eq!(info(&vmm)["in_progress"]["operation"], "Snapshot");
+    held.allow(waits);
+    held.allow_until(|| saving.try_wait().unwrap().is_some());
+    let saved = saving.wait_with_output().unwrap();
+    assert!(saved.status.success(), "{}", said(&saved));
+    drop(held);
     assert!(vmm.ctl(&["resume"]).status.success());
 }
 
@@ -364,11 +395,27 @@ fn the_api_answers_while_an_image_of_a_disk_cannot_be_opened() {
     assert!(added.status.success(), "{}", said(&added));
     assert_eq!(info(&vmm)["config"]["disks"][0]["id"], "_disk0");
     assert!(!is_free(&second));
-    // The next VM does not get what was asked for this one.
+    // One request for an image at a time, which can be ended.
     let third = folder.join("third");
     File::create_new(&third).unwrap().set_len(1 << 20).unwrap();
+    let third_disk = disk(&third);
     let mut held = Held::new(folder).unwrap();
-    let adding = start(&vmm, &["add-disk", &disk(&third)]);
+    let adding = start(&vmm, &["add-disk", &third_disk]);
+    let waits = held.waits();
+    assert_eq!(info(&vmm)["in_progress"]["operation"], "AddDisk");
+    let again = said(&vmm.ctl(&["add-disk", &third_disk]));
+    assert!(
+        again.contains("is being opened for an earlier request"),
+        "{again}"
+    );
+    assert!(vmm.ctl(&["cancel-migration"]).status.success());
+    let answer = said(&adding.wait_with_output().unwrap());
+    assert!(answer.contains("it was cancelled"), "{answer}");
+    held.allow(waits);
+    drop(held);
+    // The next VM does not get what was asked for this one.
+    let mut held = Held::new(folder).unwrap();
+    let adding = start(&vmm, &["add-disk", &third_disk]);
     let waits = held.waits();
     assert!(vmm.ctl(&["delete"]).status.success());
     let answer = said(&adding.wait_with_output().unwrap());
@@ -377,6 +424,42 @@ fn the_api_answers_while_an_image_of_a_disk_cannot_be_opened() {
     drop(held);
     let mut vmm = vmm;
     vmm.until("the image is free", |_| is_free(&third));
+}
+
+#[test]
+fn a_boot_that_was_cancelled_keeps_no_image_from_the_next_one() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [first, second] = two_images(dir.path());
+    let folder = second.parent().unwrap();
+    // Its format is looked for behind its lock.
+    let (one, other) = (
+        format!("path={},image_type=raw", first.display()),
+        format!("path={}", second.display()),
+    );
+    let disks = ["--disk", &one, "--disk", &other];
+    let mut vmm = Vmm::counting(dir.path(), "size=64M", &disks);
+    let mut held = Held::reading(folder).unwrap();
+    let rebooting = start(&vmm, &["reboot"]);
+    let old = held.waits();
+    assert!(!is_free(&second), "it is locked before it is read");
+    // A boot that has been asked for meanwhile, too.
+    let mut booting = start(&vmm, &["boot"]);
+    let cancelled = vmm.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    let answer = said(&rebooting.wait_with_output().unwrap());
+    assert!(answer.contains("cancelled"), "{answer}");
+    // The first one waits for its disk all the time.
+    held.allow_until(|| booting.try_wait().unwrap().is_some());
+    let booted = booting.wait_with_output().unwrap();
+    assert!(booted.status.success(), "{}{}", said(&booted), vmm.said());
+    held.allow(old);
+    drop(held);
+    assert!(!is_free(&first) && !is_free(&second), "the VM has them");
+    let printed = vmm.printed().len();
+    vmm.until("it counts", |vmm| vmm.printed().len() > printed);
 }
 
 /// Images in folders of their own, the second of which is to be held back.

@@ -48,7 +48,7 @@ fn options(path: &Path) -> DiskOptions {
 fn try_open(path: &Path) -> Result<Qcow2Image, DiskError> {
     let open = || File::options().read(true).write(true).open(path).unwrap();
     let size = fs::metadata(path).unwrap().len();
-    Qcow2Image::open(open(), &open(), size, &options(path))
+    Qcow2Image::open(open(), &open(), size, &options(path), &Claim::default())
 }
 
 fn open(path: &Path) -> Qcow2Image {

@@ -81,42 +81,57 @@ impl Coming {
         })
     }
 
-    /// Opens the images of the machine's disks, whose locks the source has. That takes as long as the storage likes: a
-    /// thread of its own does it, which is restricted to the VM's files, and is left behind if the migration is cancelled.
-    fn open_images(&self, cancel: &Cancel) -> Result<Arc<Images>, String> {
+    /// Does what takes as long as storage likes, on a thread of its own, which is restricted to the VM's files. It is left
+    /// behind if the migration is cancelled; the result is `None` then.
+    fn on_storage<R: Send + 'static>(
+        &self,
+        cancel: &Cancel,
+        work: impl FnOnce() -> R + Send + 'static,
+    ) -> Result<Option<R>, String> {
         /// Interval for looking at whether the migration is cancelled.
         const LOOK: Duration = Duration::from_millis(20);
-        let images = Arc::<Images>::default();
-        let disks = self.on_machine(|incoming| Ok(incoming.config.disks.clone()))?;
-        let Some(disks) = disks.filter(|disks| !disks.is_empty()) else {
-            return Ok(images);
-        };
-        let (sender, opened) = mpsc::sync_channel(1);
-        let opens = Arc::clone(&images);
+        let (sender, done) = mpsc::sync_channel(1);
         let body = move || {
             // Nobody waits for what was cancelled.
-            let _ = sender.send(opens.open(&disks, true).map_err(words));
+            let _ = sender.send(work());
         };
         let name = "_open".to_owned();
         self.control
             .start_as(ThreadRole::Restore, name, Box::new(body))?;
         loop {
-            match opened.recv_timeout(LOOK) {
-                Ok(opened) => return opened.map(|()| images),
+            match done.recv_timeout(LOOK) {
+                Ok(done) => return Ok(Some(done)),
                 Err(RecvTimeoutError::Timeout) if !cancel.is_cancelled() => {}
-                Err(_) => {
-                    images.give_up();
-                    return Err(
-                        "the images of its disks were not open yet at the destination when it was cancelled".to_owned(),
-                    );
-                }
+                Err(_) => return Ok(None),
+            }
+        }
+    }
+
+    /// Opens the images of the machine's disks, whose locks the source has.
+    fn open_images(&self, cancel: &Cancel) -> Result<Arc<Images>, String> {
+        let images = Arc::<Images>::default();
+        let disks = self.on_machine(|incoming| Ok(incoming.config.disks.clone()))?;
+        let Some(disks) = disks.filter(|disks| !disks.is_empty()) else {
+            return Ok(images);
+        };
+        let opens = Arc::clone(&images);
+        let opened = self.on_storage(cancel, move || opens.open(&disks, true).map_err(words))?;
+        match opened {
+            Some(opened) => opened.map(|()| images),
+            None => {
+                // Its thread closes them.
+                images.give_up();
+                Err("the images of its disks were not open yet at the destination when it was cancelled".to_owned())
             }
         }
     }
 }
 
 impl Receives for Coming {
-    fn examine(&mut self, offer: &Offer) -> Vec<String> {
+    fn examine(&mut self, offer: &Offer, cancel: &Cancel) -> Vec<String> {
+        if let Some(reason) = too_many(&offer.config) {
+            return vec![reason];
+        }
         let examined = offer.clone();
         let answer = self
             .control
@@ -124,8 +139,16 @@ impl Receives for Coming {
         let Some((mut reasons, config)) = answer else {
             return vec!["the destination's VMM ends".to_owned()];
         };
-        // On this thread: that takes as long as the storage of the files likes.
-        reasons.extend(config.iter().flat_map(|config| absent_files(config)));
+        if let Some(config) = config {
+            let absent = self.on_storage(cancel, move || absent_files(&config));
+            reasons.extend(match absent {
+                Ok(Some(absent)) => absent,
+                Ok(None) => vec![
+                    "files of the VM were still looked for at the destination when it was cancelled".to_owned(),
+                ],
+                Err(why) => vec![why],
+            });
+        }
         reasons
     }
 
@@ -462,6 +485,15 @@ impl Control {
         };
         Ok(())
     }
+}
+
+/// Why a configuration cannot be of any machine, so that it costs the control thread no time; `None` if it can.
+pub(super) fn too_many(config: &VmConfig) -> Option<String> {
+    /// All functions of all slots of all segments.
+    const MOST: usize = 16 * 32 * 8;
+    let count = config.all_devices().len();
+    (count > MOST)
+        .then(|| format!("the VM has {count} devices, and no machine has more than {MOST}"))
 }
 
 /// Device files that do not exist here, as texts for users.

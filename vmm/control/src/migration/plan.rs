@@ -145,10 +145,26 @@ fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration
         }
     }
     reasons.extend(machine.reasons_to_stay(&judged));
-    if request.local {
-        reasons.extend(machine.reasons_not_to_share());
+    match request.local {
+        true => reasons.extend(machine.reasons_not_to_share()),
+        false => reasons.extend(unnamed_taps(&judged)),
     }
     reasons
+}
+
+/// Why network cards cannot be migrated whose taps have no name for another process.
+pub(super) fn unnamed_taps(config: &VmConfig) -> Vec<String> {
+    let cards = config.net.iter().flatten();
+    let unnamed = cards.filter(|card| !card.fds.is_empty());
+    unnamed
+        .map(|card| {
+            let id = card.common.id.as_deref().unwrap_or_default();
+            format!(
+                "network card {id:?} has a tap that came as a descriptor, which another process cannot open: remove the card \
+                 first (vm.remove-device), or migrate within this host (local)"
+            )
+        })
+        .collect()
 }
 
 /// Converts a region for the offer.

@@ -8,6 +8,36 @@ use super::*;
 use crate::tests::control;
 
 #[test]
+fn an_offer_has_no_more_devices_than_a_machine() {
+    use vmm_config::{Configured, DiskConfig};
+
+    let mut config = VmConfig::default();
+    assert_eq!(arrival::too_many(&config), None);
+    config.disks = Some(vec![DiskConfig::parse("path=/d").unwrap(); 5000]);
+    assert!(
+        arrival::too_many(&config).is_some_and(|why| why.contains("no machine has more than 4096"))
+    );
+}
+
+#[test]
+fn a_tap_without_a_name_stays() {
+    use vmm_config::{Configured, NetConfig};
+
+    let mut config = VmConfig::default();
+    let mut card = NetConfig::parse("id=lan").unwrap();
+    config.net = Some(vec![card.clone()]);
+    assert_eq!(plan::unnamed_taps(&config), [""; 0]);
+    let end = std::fs::File::open("/dev/null").unwrap();
+    card.fds = vec![std::os::fd::OwnedFd::from(end).into()];
+    config.net = Some(vec![card]);
+    let why = plan::unnamed_taps(&config).concat();
+    assert!(
+        why.contains("\"lan\" has a tap that came as a descriptor"),
+        "{why}"
+    );
+}
+
+#[test]
 fn all_who_watch_a_vm_leave_hear_how_it_has_ended() {
     let mut control = control();
     let latest = Instant::now() + WATCHED;

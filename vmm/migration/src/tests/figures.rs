@@ -14,7 +14,7 @@ const TURNS: usize = 7;
 struct Fresh;
 
 impl Host for Fresh {
-    fn examine(&mut self, _offer: &Offer) -> Vec<String> {
+    fn examine(&mut self, _offer: &Offer, _cancel: &Cancel) -> Vec<String> {
         Vec::new()
     }
 
