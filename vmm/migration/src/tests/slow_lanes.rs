@@ -100,9 +100,11 @@ impl Wire {
                 });
                 let wire = Arc::clone(&wire);
                 thread::spawn(move || {
-                    let ends = [clone(&source), clone(&destination)];
+                    let (from, to) = (clone(&source), clone(&destination));
                     let _ = wire.pass(number, source, destination);
-                    let _ = ends.map(|end| end.shutdown(Shutdown::Both));
+                    // What the destination has said is still on its way back.
+                    let _ = from.shutdown(Shutdown::Read);
+                    let _ = to.shutdown(Shutdown::Write);
                 });
             }
         });
