@@ -235,12 +235,7 @@ entry_points! {
         }
         // The legacy stream would have to wait for streams that are being captured.
         if stream.handle == 0 {
-            for other in objects::streams().into_iter().filter(|other| other.blocking) {
-                if let Some(graph) = &*capture(&other) {
-                    let _ = graph.refuse::<()>();
-                    return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
-                }
-            }
+            context.disturb_captures()?;
         }
         match stream.mark().done() {
             true => context.check(),

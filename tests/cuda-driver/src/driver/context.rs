@@ -260,6 +260,20 @@ impl Context {
         self.synchronize()
     }
 
+    /// Refuses what waits for the context's blocking streams while one of them is captured, and invalidates that capture.
+    pub fn disturb_captures(&self) -> Answer {
+        let streams = self.streams();
+        let blocking = streams.all.iter().filter_map(Weak::upgrade);
+        for stream in blocking.filter(|stream| stream.blocking) {
+            let capture = stream.capture.lock();
+            if let Some(graph) = &*capture.unwrap_or_else(PoisonError::into_inner) {
+                let _ = graph.refuse::<()>();
+                return Err(CUresult::CUDA_ERROR_STREAM_CAPTURE_IMPLICIT);
+            }
+        }
+        Ok(())
+    }
+
     /// Waits for all work in the context.
     pub fn synchronize(&self) -> Answer {
         let streams: Vec<_> = self

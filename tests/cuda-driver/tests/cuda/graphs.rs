@@ -684,3 +684,20 @@ fn a_node_runs_one_of_its_graphs() {
         ok!(cuGraphDestroy(graph));
     }
 }
+
+#[test]
+fn a_query_of_a_default_stream_leaves_captures_in_other_contexts_alone() {
+    let own = context();
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, 0));
+    let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    ok!(cuStreamBeginCapture_v2(stream, relaxed));
+    let mut other = null_mut();
+    ok!(cuCtxCreate_v4(&mut other, null_mut(), 0, 0));
+    ok!(cuStreamQuery(null_mut()));
+    ok!(cuCtxDestroy_v2(other));
+    ok!(cuCtxSetCurrent(own.handle()));
+    let mut graph = null_mut();
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    ok!(cuGraphDestroy(graph));
+}
