@@ -221,6 +221,8 @@ impl Mailbox {
         let mut state = self.state.lock_unpoisoned();
         // For another request, or repeated: nobody waits for it.
         if state.answer.is_some() || state.wish.is_none_or(|wish| wish.number != outcome.number) {
+            // Nor are its words those of the next one.
+            state.reason = [0; _];
             return;
         }
         match outcome.kind {
@@ -402,7 +404,12 @@ mod tests {
         mailbox.tell(in_use(number).to_number());
         let reason = second.join().unwrap().unwrap().reason;
         assert_eq!(reason, "x".repeat(REASON_SIZE as usize));
+        // Nor those of an outcome for which nobody waits.
+        mailbox.explain(0, *b"late");
+        mailbox.tell(in_use(number).to_number());
         let third = ask(&mut number);
+        mailbox.explain(0, *b"over");
+        mailbox.tell(in_use(number.wrapping_sub(1)).to_number());
         mailbox.tell(in_use(number).to_number());
         assert_eq!(third.join().unwrap(), Ok(said(in_use(number), "")));
     }

@@ -178,6 +178,9 @@ fn hold_signals() {
 
 fn main() -> ExitCode {
     base::limits::file_size_is_an_error();
+    // Programs have their devices, whichever the caller sees.
+    // SAFETY: there are no other threads yet.
+    unsafe { std::env::remove_var("CUDA_VISIBLE_DEVICES") };
     let arguments = Arguments::parse();
     if !matches!(arguments.operation, Operation::Manual(_)) {
         hold_signals();

@@ -320,6 +320,16 @@ fn what_cannot_be_looked_at_stays_suspended_when_all_is_undone() {
 }
 
 #[test]
+fn a_program_is_resumed_by_who_sees_no_devices() {
+    let rig = Rig::new(1);
+    rig.done(&["suspend", &rig.id(0)]);
+    let mut resume = rig.command(&["resume", "--all"]);
+    let output = resume.env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    assert_eq!(rig.state(0), "0");
+}
+
+#[test]
 fn no_program_is_lost_where_the_driver_does_not_start() {
     let rig = Rig::new(2);
     let both = [0, 1];

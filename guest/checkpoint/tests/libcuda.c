@@ -68,6 +68,8 @@ static int lacks_init(void) {
 }
 
 int cuInit(unsigned flags) {
+    const char *visible = getenv("CUDA_VISIBLE_DEVICES");
+    if (visible && !*visible) return 100;
     is_initialized = 1;
     return number("fail-init", 0, flags);
 }
