@@ -46,8 +46,18 @@ const PAGE: u64 = 4096;
 /// Bytes of address space to skip before a new address is chosen: more than large windows take,
 /// since an address most likely collides with a window.
 const APART: usize = 1 << 30;
-/// The size doubles with each retry of the client, up to this many times.
+/// Bytes that are allocated beyond what is asked for when an address was taken: more than fits into the holes beside heaps
+/// of the C library, which are smaller than 64 MiB, from the second time on, and than the library takes from a heap (32 MiB).
+/// Smaller allocations would be in the same hole again and again.
+const BEYOND: u64 = 33 << 20;
+/// These sizes double with each retry of the client, up to this many times.
 const DOUBLINGS: u32 = 6;
+
+/// How much is allocated beyond what is asked for, at this retry.
+fn beyond(retries: u32) -> u64 {
+    let doublings = retries.checked_sub(1);
+    doublings.map_or(0, |doublings| BEYOND << doublings.min(DOUBLINGS))
+}
 
 /// An allocation of the driver.
 #[derive(Debug)]
@@ -233,7 +243,8 @@ impl Server {
             .ok_or(codes::INVALID_VALUE)?;
         // Drivers align only to what types need. One extra page ensures that there is a page
         // boundary.
-        let more = length.checked_add(PAGE).ok_or(codes::INVALID_VALUE)?;
+        let beside = PAGE + beyond(call.retries);
+        let more = length.checked_add(beside).ok_or(codes::INVALID_VALUE)?;
         let (raw, charge) = match self.ask_for(context, call, more) {
             Ok(found) => found,
             // The largest allocations have no room for it. They are unlikely to share a page with

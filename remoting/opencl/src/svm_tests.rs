@@ -1,4 +1,7 @@
-use std::cell::Cell;
+use std::{
+    cell::Cell,
+    sync::atomic::{AtomicUsize, Ordering},
+};
 
 use remoting_proto::{
     apis::opencl::calls::{
@@ -356,6 +359,29 @@ fn a_refused_argument_is_forgotten_with_the_next_value_whether_that_is_awaited_o
     }
     // The client hears of this refusal, and the earlier value stays.
     assert_eq!(set(HEADER, address - 1), 0);
+}
+
+#[test]
+fn an_address_that_is_taken_is_followed_by_one_that_no_heap_and_no_hole_beside_it_has() {
+    unsafe extern "C" fn any_size(_: Handle, _: u64, size: usize, _: u32) -> *mut c_void {
+        static NEXT: AtomicUsize = AtomicUsize::new((1 << 41) + 64);
+        NEXT.fetch_add(size.next_multiple_of(64), Ordering::Relaxed) as *mut c_void
+    }
+
+    let mut server = server_before(Api::null().with_allocations(any_size));
+    for (retries, least) in [(0, 0), (1, 33), (2, 66), (3, 132)] {
+        let call = SvmAlloc {
+            context: ContextId(0),
+            flags: 0,
+            size: 100,
+            retries,
+        };
+        let address = server.svm_alloc(&call).unwrap();
+        let allocation = &server.backend.svm.live[&address];
+        assert_eq!(allocation._charge.bytes() >> 20, least, "{retries}");
+        assert_eq!(allocation.length, PAGE, "{retries}");
+        server.svm_free(address).unwrap();
+    }
 }
 
 #[test]

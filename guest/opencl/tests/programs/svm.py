@@ -289,6 +289,19 @@ def elsewhere():
     unmap(other)
     queue.finish()
     free(other)
+    # So much is taken that the next ones would be there, too.
+    size, step = 3 << 20, 1 << 20
+    address = alloc(size)
+    middle = address & ~(step - 1)
+    for around in range(middle - 512 * step, middle + 512 * step, step):
+        libc.mmap(
+            pointer(around), size_t(step), 0, noreplace | anonymous | private | 0x4000, -1,
+            ctypes.c_long(0),
+        )
+    others = [alloc(size) for _ in range(3)]
+    print("far:", all(others))
+    for other in [address, *others]:
+        free(other)
 
 
 def early():

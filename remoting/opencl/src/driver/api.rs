@@ -291,6 +291,16 @@ impl Api {
         self
     }
 
+    /// Uses a test's allocations of shared virtual memory.
+    #[cfg(test)]
+    pub(crate) fn with_allocations(
+        mut self,
+        alloc: unsafe extern "C" fn(Handle, u64, usize, u32) -> *mut c_void,
+    ) -> Self {
+        self.clSVMAlloc = alloc;
+        self
+    }
+
     pub(crate) fn with_shared_memory(
         mut self,
         alloc: unsafe extern "C" fn(Handle, u64, usize, u32) -> *mut c_void,
