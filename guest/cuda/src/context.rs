@@ -295,7 +295,7 @@ entry_points! {
         connected()?;
         let context = valid(ctx)?;
         if context == 0 {
-            return Err(codes::INVALID_CONTEXT);
+            return Err(codes::INVALID_VALUE);
         }
         STACK.with_borrow_mut(|stack| stack.push(context));
         Ok(())

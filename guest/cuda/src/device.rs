@@ -182,11 +182,11 @@ entry_points! {
 
     // Nobody records.
     fn cuProfilerStart() {
-        connected().map(drop)
+        context::need_connected().map(drop)
     }
 
     fn cuProfilerStop() {
-        connected().map(drop)
+        context::need_connected().map(drop)
     }
 }
 

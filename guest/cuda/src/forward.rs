@@ -90,6 +90,19 @@ fn number(symbol: &str) -> Outcome<u16> {
     numbers.get(symbol).copied().ok_or(codes::NOT_SUPPORTED)
 }
 
+/// Refuses what the driver would refuse at once, and a later call would report.
+fn check_posted(symbol: &str, words: &[u64]) -> Outcome {
+    let is_null = |index: usize| words.get(index) == Some(&0);
+    match symbol {
+        "cuEventRecord" | "cuEventRecordWithFlags" if is_null(0) => Err(codes::INVALID_HANDLE),
+        "cuStreamWaitEvent" if is_null(1) => Err(codes::INVALID_HANDLE),
+        "cuEventRecord" | "cuEventRecordWithFlags" | "cuStreamWaitEvent" => Ok(()),
+        // They name a word of memory.
+        _ if is_null(1) => Err(codes::INVALID_VALUE),
+        _ => Ok(()),
+    }
+}
+
 /// Forwards a call to the worker.
 ///
 /// # Safety
@@ -122,6 +135,7 @@ pub unsafe fn forward(symbol: &str, words: &[u64]) -> Outcome {
         if context == 0 {
             return Err(codes::INVALID_CONTEXT);
         }
+        check_posted(symbol, words)?;
         return link.post(&Post {
             context,
             function,

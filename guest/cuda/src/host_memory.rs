@@ -23,6 +23,8 @@ use crate::{
 
 /// All flags that exist: `CU_MEMHOSTALLOC_PORTABLE` and the like.
 const FLAGS: u32 = 0x7;
+/// The same of registered memory: `CU_MEMHOSTREGISTER_READ_ONLY` is one more.
+const REGISTER_FLAGS: u32 = 0xf;
 /// `CU_MEMHOSTALLOC_DEVICEMAP` and `CU_MEMHOSTREGISTER_DEVICEMAP`, which all memory has where addresses are unified.
 const DEVICE_MAP: u32 = 2;
 /// `CU_DEVICE_CPU`
@@ -180,6 +182,10 @@ fn host(link: &Link, at: u64) -> Outcome<Known> {
 
 entry_points! {
     fn cuMemAllocHost_v2(pp: *mut *mut c_void, bytesize: usize) {
+        if bytesize == 0 {
+            context::need_connected()?;
+            return put(pp, std::ptr::null_mut());
+        }
         put(pp, allocate(bytesize, What::Host, 0)? as *mut c_void)
     }
 
@@ -195,11 +201,19 @@ entry_points! {
     }
 
     fn cuMemAllocManaged(dptr: *mut CUdeviceptr, bytesize: usize, flags: c_uint) {
+        // Global, or to the host.
+        if !matches!(flags, 1 | 2) {
+            connected()?;
+            return Err(codes::INVALID_VALUE);
+        }
         put(dptr, allocate(bytesize, What::Managed, flags)?)
     }
 
     fn cuMemFreeHost(p: *mut c_void) {
         let link = connected()?;
+        if p.is_null() {
+            return Ok(());
+        }
         let context = context::need()?;
         let known = host(link, p as u64)?;
         if known.start != p as u64 || known.what != What::Host {
@@ -213,7 +227,7 @@ entry_points! {
     fn cuMemHostRegister_v2(p: *mut c_void, bytesize: usize, Flags: c_uint) {
         let link = connected()?;
         context::need()?;
-        if p.is_null() || bytesize == 0 {
+        if p.is_null() || bytesize == 0 || Flags & !REGISTER_FLAGS != 0 {
             return Err(codes::INVALID_VALUE);
         }
         let end = (p as u64).checked_add(bytesize as u64).ok_or(codes::INVALID_VALUE)?;
@@ -228,11 +242,10 @@ entry_points! {
     fn cuMemHostUnregister(p: *mut c_void) {
         let link = connected()?;
         let context = context::need()?;
-        let known = find(link, p as u64).filter(|known| known.start == p as u64);
-        match known.map(|known| known.what) {
-            Some(What::Registered) => {}
-            Some(What::Host | What::Managed) => return Err(codes::INVALID_VALUE),
-            _ => return Err(codes::HOST_MEMORY_NOT_REGISTERED),
+        match find(link, p as u64) {
+            Some(known) if known.start == p as u64 && known.what == What::Registered => {}
+            None if !p.is_null() => return Err(codes::HOST_MEMORY_NOT_REGISTERED),
+            _ => return Err(codes::INVALID_VALUE),
         }
         // Copies may be in flight, and the program frees the memory next. An earlier error is not this memory's fault.
         let waited = context::wait_for_all(link, context);
@@ -261,7 +274,10 @@ entry_points! {
     fn cuMemHostGetFlags(pFlags: *mut c_uint, p: *mut c_void) {
         let link = connected()?;
         context::need()?;
-        put(pFlags, host(link, p as u64)?.flags | DEVICE_MAP)
+        let known = host(link, p as u64)?;
+        // Those of managed memory are other ones.
+        let flags = if known.what == What::Managed { 0 } else { known.flags };
+        put(pFlags, flags | DEVICE_MAP)
     }
 
     // Managed memory is where both the host and the device see it: it cannot be moved anywhere
@@ -289,7 +305,7 @@ entry_points! {
         check_managed(link, devPtr, count)?;
         match advice.0 {
             1 | 2 | 4 => Ok(()),
-            3 | 5 | 6 => check_location(location),
+            3 | 5 | 6 => check_location(location).map_err(|_| codes::INVALID_VALUE),
             _ => Err(codes::INVALID_VALUE),
         }
     }

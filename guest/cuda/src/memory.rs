@@ -291,10 +291,10 @@ entry_points! {
 
     fn cuMemFree_v2(dptr: CUdeviceptr) {
         let link = connected()?;
-        let context = context::need()?;
         if dptr == 0 {
             return Ok(());
         }
+        let context = context::need()?;
         let known = find(link, dptr).filter(|known| known.start == dptr).ok_or(codes::INVALID_VALUE)?;
         if known.what == What::Managed {
             return host_memory::give_up(link, context, known.start);
@@ -306,6 +306,9 @@ entry_points! {
         let link = connected()?;
         let context = context::need()?;
         let stream = handles::valid(Kind::Stream, hStream as u64)?;
+        if dptr == 0 {
+            return Ok(());
+        }
         let known = find(link, dptr).filter(|known| known.start == dptr && known.what.is_device());
         let known = known.ok_or(codes::INVALID_VALUE)?;
         let free = Free { context, address: dptr, stream: Some(stream) };
@@ -317,6 +320,9 @@ entry_points! {
     }
 
     fn cuMemGetAddressRange_v2(pbase: *mut CUdeviceptr, psize: *mut usize, dptr: CUdeviceptr) {
+        if pbase.is_null() && psize.is_null() {
+            return Ok(());
+        }
         let link = connected()?;
         let known = find(link, dptr).ok_or(codes::NOT_FOUND)?;
         offer(pbase, known.start);

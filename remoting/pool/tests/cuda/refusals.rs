@@ -96,3 +96,54 @@ fn pinned_memory_of_no_bytes_is_null_and_pinned_memory_is_not_unregistered() {
     assert_eq!(cuda!(cuMemHostUnregister(pinned)), INVALID);
     ok!(cuMemFreeHost(pinned));
 }
+
+/// The codes are those of measurements/cuda-refusals.md.
+#[test]
+fn what_is_no_memory_is_freed_and_refused_as_natively() {
+    const INVALID_HANDLE: CUresult = CUresult::CUDA_ERROR_INVALID_HANDLE;
+    let _context = context();
+    ok!(cuMemFreeHost(null_mut()));
+    ok!(cuMemFree_v2(0));
+    ok!(cuMemFreeAsync(0, null_mut()));
+    ok!(cuMemGetAddressRange_v2(null_mut(), null_mut(), 0x1234_5678));
+    let mut none = 8 as *mut c_void;
+    ok!(cuMemAllocHost_v2(&mut none, 0));
+    assert!(none.is_null());
+    let (mut managed, mut flags, plain) = (0, 0, device(&[0u32; 16]));
+    for bad in [0, 3, 4] {
+        let refused = cuda!(cuMemAllocManaged(&mut managed, 64, bad));
+        assert_eq!(refused, INVALID, "{bad}");
+    }
+    ok!(cuMemAllocManaged(&mut managed, 64, 1));
+    ok!(cuMemHostGetFlags(&mut flags, managed as *mut c_void));
+    assert_eq!(flags, 2);
+    let no_device = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 99);
+    let accessed_by = CUmem_advise::CU_MEM_ADVISE_SET_ACCESSED_BY;
+    let advised = cuda!(cuMemAdvise_v2(managed, 64, accessed_by, no_device));
+    assert_eq!(advised, INVALID);
+    let pages = vec![0u8; 4 * 4096];
+    let at = |page: usize| pages.as_ptr().wrapping_add(page * 4096) as *mut c_void;
+    let register = |flags| cuda!(cuMemHostRegister_v2(at(0), 2 * 4096, flags));
+    assert_eq!(register(0x100), INVALID);
+    assert_eq!(register(0), CUresult::CUDA_SUCCESS);
+    for registered in [at(1), null_mut(), plain as *mut c_void] {
+        assert_eq!(cuda!(cuMemHostUnregister(registered)), INVALID);
+    }
+    ok!(cuMemHostUnregister(at(0)));
+    assert_eq!(cuda!(cuCtxPushCurrent_v2(null_mut())), INVALID);
+    assert_eq!(cuda!(cuEventRecord(null_mut(), null_mut())), INVALID_HANDLE);
+    let waited = cuda!(cuStreamWaitEvent(null_mut(), null_mut(), 0));
+    assert_eq!(waited, INVALID_HANDLE);
+    assert_eq!(cuda!(cuStreamWriteValue32_v2(null_mut(), 0, 1, 0)), INVALID);
+    assert_eq!(cuda!(cuStreamWaitValue64_v2(null_mut(), 0, 1, 0)), INVALID);
+    // None of them is reported later.
+    ok!(cuStreamSynchronize(null_mut()));
+    ok!(cuMemFree_v2(managed));
+    ok!(cuMemFree_v2(plain));
+    ok!(cuCtxSetCurrent(null_mut()));
+    ok!(cuMemFreeHost(null_mut()));
+    ok!(cuMemFree_v2(0));
+    let no_context = CUresult::CUDA_ERROR_INVALID_CONTEXT;
+    assert_eq!(cuda!(cuProfilerStart()), no_context);
+    assert_eq!(cuda!(cuProfilerStop()), no_context);
+}
