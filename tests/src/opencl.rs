@@ -245,6 +245,11 @@ impl Arbiter {
         Ok(arbiter)
     }
 
+    /// The socket that workers reach it by.
+    pub fn socket(&self) -> &Path {
+        &self.socket
+    }
+
     /// The arbiter's process ID.
     pub fn pid(&self) -> u32 {
         self.child.id()

@@ -22,7 +22,7 @@ use crate::{
     gantry::Gantry,
     guest::Guest,
     net::sh,
-    opencl::{guest_files_with_native, load_uio, start_agent, until},
+    opencl::{Arbiter, guest_files_with_native, load_uio, start_agent, until},
     rig::native::{MODULE, STAND_IN, WORKER},
 };
 
@@ -34,6 +34,8 @@ pub const SCENARIOS: &[Entry] = &[(
 /// Where the agent in the guest listens.
 const AGENT: &str = "/run/gantry/nvidia.sock";
 const RIGHT: &str = "device pages and window memory are right";
+/// Of the machine, among those of the arbiter.
+const WEIGHT: u32 = 3;
 /// What a program says of its pages when its worker has ended.
 const BLANK: &str = "the pages are blank";
 const PROGRAM: &str =
@@ -73,7 +75,8 @@ struct Workers {
 }
 
 impl Workers {
-    fn start(dir: &Path) -> Result<Self> {
+    /// Starts them; an arbiter with this socket divides the device among them.
+    fn start(dir: &Path, arbiter: Option<&Path>) -> Result<Self> {
         let socket = dir.join("nvidia-vm.sock");
         let log = fs::File::options()
             .create(true)
@@ -81,6 +84,7 @@ impl Workers {
             .open(dir.join("worker.log"))?;
         let child = Command::new(WORKER)
             .arg(&socket)
+            .args(arbiter)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -132,6 +136,8 @@ trait Programs {
     fn serve(&mut self) -> Result<()>;
     /// Runs a program to its end, which must have seen everything.
     fn once(&mut self) -> Result<()>;
+    /// Runs a program to its end, which must have seen nothing.
+    fn is_refused(&mut self) -> Result<()>;
     /// Starts a program whose words go to a file, and waits until it goes on.
     fn begin(&mut self, file: &str) -> Result<()> {
         self.begin_as("endless", file)
@@ -164,6 +170,12 @@ impl Programs for Guest {
     fn once(&mut self) -> Result<()> {
         let said = self.run(&format!("{PROGRAM} 2>&1; cat /tmp/agent.log"))?;
         ensure!(said.contains(RIGHT), "{said}");
+        Ok(())
+    }
+
+    fn is_refused(&mut self) -> Result<()> {
+        let said = self.run(&format!("{PROGRAM} 2>&1 || true"))?;
+        ensure!(!said.contains(RIGHT), "{said}");
         Ok(())
     }
 
@@ -211,7 +223,7 @@ impl Programs for Guest {
 fn served(context: &Context) -> Result<()> {
     let (one, two) = ("/tmp/one", "/tmp/two");
     let devices = DeviceFiles::make()?;
-    let workers = Workers::start(&context.dir)?;
+    let workers = Workers::start(&context.dir, None)?;
     let more = json!({
         "payload": {"initramfs": guest_files_with_native(&context.dir)?},
         // Suspended programs have what was on their devices in it.
@@ -221,6 +233,7 @@ fn served(context: &Context) -> Result<()> {
             "socket": workers.socket,
             "window": 64_u64 << 20,
             "pages": 1 << 20,
+            "weight": WEIGHT,
             "id": "a",
         }],
     });
@@ -228,6 +241,32 @@ fn served(context: &Context) -> Result<()> {
     load_uio(&mut guest)?;
     guest.serve()?;
     ensure!(workers.serving()?.is_none(), "a worker without programs");
+
+    // A weight needs an arbiter, which shows the machine for as long as it has programs.
+    guest.is_refused()?;
+    let log = fs::read_to_string(context.dir.join("worker.log"))?;
+    ensure!(log.contains("start gantry-nvidia with --arbiter"), "{log}");
+    // Those that refused the machine.
+    let lost = counter(&gantry, "workers_lost")?;
+    drop(workers);
+    let arbiter = Arbiter::start(&context.dir, "ledger")?;
+    let workers = Workers::start(&context.dir, Some(arbiter.socket()))?;
+    let clients = || -> Result<Vec<(String, u32)>> {
+        let clients = arbiter.clients()?.into_iter();
+        Ok(clients
+            .filter(|client| client.workers > 0)
+            .map(|client| (client.name, client.weight))
+            .collect::<Vec<_>>())
+    };
+    guest.begin(one)?;
+    let own = format!("{}/a", gantry.pid());
+    until("the arbiter shows the machine", || {
+        Ok(clients()? == [(own.clone(), WEIGHT)])
+    })?;
+    guest.run(&format!("kill -9 $(cat {one}.pid)"))?;
+    until("the arbiter's worker has ended", || {
+        Ok(clients()?.is_empty())
+    })?;
     guest.once()?;
     until("the worker ends after the last program", || {
         Ok(workers.serving()?.is_none())
@@ -244,7 +283,7 @@ fn served(context: &Context) -> Result<()> {
     })?;
     guest.once()?;
     guest.goes_on(one)?;
-    ensure!(counter(&gantry, "workers_lost")? == 0);
+    ensure!(counter(&gantry, "workers_lost")? == lost);
 
     // The worker is killed: its programs lose their devices, the next one has another worker.
     guest.begin(two)?;
@@ -253,7 +292,7 @@ fn served(context: &Context) -> Result<()> {
     guest.loses(one, BLANK)?;
     guest.loses(two, BLANK)?;
     guest.once()?;
-    ensure!(counter(&gantry, "workers_lost")? == 1);
+    ensure!(counter(&gantry, "workers_lost")? == lost + 1);
 
     // The agent is killed: so do its programs, whose pages stay until the next agent closes the slice.
     guest.begin(one)?;
@@ -272,11 +311,11 @@ fn served(context: &Context) -> Result<()> {
     drop(workers);
     guest.goes_on(one)?;
     sh(&format!("kill -9 {worker}"))?;
-    let workers = Workers::start(&context.dir)?;
+    let workers = Workers::start(&context.dir, Some(arbiter.socket()))?;
     guest.loses(one, BLANK)?;
     guest.once()?;
 
-    let (mut gantry, mut guest, workers) = suspended(context, gantry, guest, workers)?;
+    let (mut gantry, mut guest, workers) = suspended(context, gantry, guest, workers, &arbiter)?;
 
     // The VMM is killed: the worker ends with it, and nobody has the device any longer.
     guest.begin(one)?;
@@ -293,7 +332,7 @@ fn served(context: &Context) -> Result<()> {
 }
 
 /// Restores the snapshot once more, with workers for another device.
-fn clone(context: &Context) -> Result<(Gantry, Guest, Workers)> {
+fn clone(context: &Context, arbiter: &Arbiter) -> Result<(Gantry, Guest, Workers)> {
     let dir = context.dir.join("clone");
     fs::create_dir_all(&dir)?;
     let gantry = Gantry::start(&dir, &[])?;
@@ -308,7 +347,7 @@ fn clone(context: &Context) -> Result<(Gantry, Guest, Workers)> {
     gantry.put("vm.restore", body)?;
     let mut guest = Guest::connect(&gantry.serial)?;
     guest.run(&format!("sed -i 's/0a /0b /' {STAND_IN}/gpu"))?;
-    let workers = Workers::start(&dir)?;
+    let workers = Workers::start(&dir, Some(arbiter.socket()))?;
     Ok((gantry, guest, workers))
 }
 
@@ -319,6 +358,7 @@ fn suspended(
     mut gantry: Gantry,
     mut guest: Guest,
     workers: Workers,
+    arbiter: &Arbiter,
 ) -> Result<(Gantry, Guest, Workers)> {
     let (other, program) = ("/tmp/other", "/tmp/program");
     let seat = |seat: &str| json!({"id": "a", "seat": seat});
@@ -384,8 +424,8 @@ fn suspended(
     })?;
     guest.stands_still(program)?;
     // Another one that is restored from the same snapshot has a device of its own by another worker.
-    let (clone, mut cloned, theirs) = clone(context)?;
-    let workers = Workers::start(&context.dir)?;
+    let (clone, mut cloned, theirs) = clone(context, arbiter)?;
+    let workers = Workers::start(&context.dir, Some(arbiter.socket()))?;
     guest.goes_on(program)?;
     guest.is_right(program)?;
     let worker = workers.worker()?;
