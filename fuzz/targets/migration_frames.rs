@@ -130,6 +130,7 @@ fn offer() -> Vec<u8> {
             models: vec!["NVIDIA H200".to_owned()],
             is_used: true,
         }),
+        tap_descriptors: Vec::new(),
     };
     serde_json::to_vec(&offer).expect("an offer can be written")
 }

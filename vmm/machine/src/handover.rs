@@ -73,6 +73,18 @@ impl Given {
     }
 }
 
+impl Given {
+    /// Duplicates the queues of a network card's tap, which stay.
+    ///
+    /// # Errors
+    /// There are too many descriptors.
+    pub fn tap_duplicates(&self, id: &str) -> io::Result<Vec<OwnedFd>> {
+        let inner = self.0.lock_unpoisoned();
+        let queues = inner.taps.get(id).into_iter().flat_map(BTreeMap::values);
+        queues.map(OwnedFd::try_clone).collect()
+    }
+}
+
 impl Belongings {
     /// Duplicates the descriptors of those queues of a tap that are still in use.
     pub fn queues(taps: &[Weak<File>]) -> io::Result<Vec<OwnedFd>> {

@@ -72,6 +72,9 @@ pub struct Offer {
     /// The driver by which CUDA programs of the guest are served, if it has a port for them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub gpu_driver: Option<GpuDriver>,
+    /// Network cards, by name, whose taps came as descriptors: where they are handed over, the next boot needs them, too.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tap_descriptors: Vec<String>,
 }
 
 #[allow(clippy::trivially_copy_pass_by_ref, reason = "for serde")]

@@ -482,6 +482,7 @@ fn offer() -> Offer {
         copies: true,
         postcopy: false,
         gpu_driver: None,
+        tap_descriptors: Vec::new(),
     }
 }
 

@@ -462,6 +462,71 @@ fn a_boot_that_was_cancelled_keeps_no_image_from_the_next_one() {
     vmm.until("it counts", |vmm| vmm.printed().len() > printed);
 }
 
+#[test]
+fn the_api_answers_while_an_image_cannot_be_opened_for_a_guest_that_resets_itself() {
+    if !has_kvm() {
+        return;
+    }
+    // mov dx, 0x64; mov al, 0xfe; out dx, al; hlt; jmp: a reset by the keyboard's controller.
+    let reset = [0x66, 0xba, 0x64, 0, 0xb0, 0xfe, 0xee, 0xf4, 0xeb, 0xfd];
+    let dir = tempfile::tempdir().unwrap();
+    let [_, image] = two_images(dir.path());
+    let Some(mut held) = Held::new(image.parent().unwrap()) else {
+        return;
+    };
+    let disk = format!("path={},image_type=raw", image.display());
+    let vmm = Vmm::running(dir.path(), &reset, "size=64M", "null", &["--disk", &disk]);
+    // The lock and the image, for the first boot.
+    let locks = held.waits();
+    held.allow(locks);
+    let opens = held.waits();
+    held.allow(opens);
+    let waits = held.waits();
+    assert!(vmm.ctl(&["ping"]).status.success());
+    let progress = &info(&vmm)["in_progress"];
+    assert_eq!(progress["operation"], "Boot", "{progress}");
+    let cancelled = vmm.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    assert_eq!(info(&vmm)["state"], "Shutdown");
+    held.allow(waits);
+}
+
+#[test]
+fn the_api_answers_while_an_image_cannot_be_opened_for_a_vm_that_arrives() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let [_, image] = two_images(dir.path());
+    let disk = format!("path={},image_type=raw", image.display());
+    let mut first = Vmm::counting(dir.path(), "size=64M", &["--disk", &disk]);
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let (mut receiving, url) = second.receive(&first.serial);
+    let Some(mut held) = Held::new(image.parent().unwrap()) else {
+        return;
+    };
+    let sending = start(
+        &first,
+        &["send-migration", &url, "--watch", "--preserve-source"],
+    );
+    let waits = held.waits();
+    for vmm in [&first, &second] {
+        for command in ["ping", "migration"] {
+            let answer = vmm.ctl(&[command]);
+            assert!(answer.status.success(), "{command}: {}", said(&answer));
+        }
+    }
+    let cancelled = second.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    assert!(!receiving.wait().unwrap().success());
+    let sent = sending.wait_with_output().unwrap();
+    assert!(said(&sent).contains("cancelled"), "{}", said(&sent));
+    held.allow(waits);
+    drop(held);
+    let printed = first.printed().len();
+    first.until("it counts on", |vmm| vmm.printed().len() > printed);
+}
+
 /// Images in folders of their own, the second of which is to be held back.
 fn two_images(dir: &Path) -> [std::path::PathBuf; 2] {
     ["free", "images"].map(|name| {

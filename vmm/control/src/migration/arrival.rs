@@ -15,8 +15,9 @@ use devices::{
     accel::{left::Asking, rounds::CopiedPort},
     thread::ThreadRole,
 };
+use serde_json::Value;
 use vmm_api::{ApiError, MigrationMode, ReceiveMigration, Reply, Response, Status};
-use vmm_config::{FileAccess, VmConfig};
+use vmm_config::{Descriptor, FileAccess, VmConfig};
 use vmm_machine::{Machine, applications, handover::Given, images::Images, moving::MovingRegion};
 use vmm_memory::GivenMemory;
 use vmm_migration::{
@@ -422,6 +423,8 @@ impl Control {
         let mut host = self.host().map_err(|error| error.to_string())?;
         let is_given = given.is_some();
         if let Some((memory, others)) = given {
+            let kept = keep_taps(&mut config, &offer.tap_descriptors, &others);
+            kept.map_err(|error| format!("cannot keep the descriptors of taps: {error}"))?;
             host.memory = Some(memory);
             host.given = Arc::new(others);
         }
@@ -491,9 +494,46 @@ impl Control {
 pub(super) fn too_many(config: &VmConfig) -> Option<String> {
     /// All functions of all slots of all segments.
     const MOST: usize = 16 * 32 * 8;
+    /// Of memory zones, processors, rules of Landlock and the like.
+    const LONGEST_LIST: usize = 8192;
+    const MOST_VALUES: usize = 200_000;
+    let (longest, values) = serde_json::to_value(config).map_or((0, 0), |value| measure(&value));
+    if longest > LONGEST_LIST || values > MOST_VALUES {
+        return Some(format!(
+            "the VM's configuration has a list of {longest} entries and {values} values in all, and no more than \
+             {LONGEST_LIST} and {MOST_VALUES} are looked at"
+        ));
+    }
     let count = config.all_devices().len();
     (count > MOST)
         .then(|| format!("the VM has {count} devices, and no machine has more than {MOST}"))
+}
+
+/// The length of the longest list in a value, and how many values there are in all.
+fn measure(value: &Value) -> (usize, usize) {
+    let parts: Vec<&Value> = match value {
+        Value::Array(list) => list.iter().collect(),
+        Value::Object(fields) => fields.values().collect(),
+        _ => return (0, 1),
+    };
+    let own = if value.is_array() { parts.len() } else { 0 };
+    let all = parts.into_iter().map(measure);
+    all.fold((own, 1), |(longest, sum), (length, values)| {
+        (longest.max(length), sum + values)
+    })
+}
+
+/// Keeps taps of these cards, which have no name, for the next boots of the VM.
+pub(super) fn keep_taps(config: &mut VmConfig, cards: &[String], given: &Given) -> io::Result<()> {
+    for card in config.net.iter_mut().flatten() {
+        if let Some(id) = card.common.id.as_ref().filter(|id| cards.contains(id))
+            && card.tap.is_none()
+        {
+            let taps = given.tap_duplicates(id)?;
+            card.fds = taps.into_iter().map(Descriptor::from).collect();
+        }
+    }
+    Ok(())
 }
 
 /// Device files that do not exist here, as texts for users.

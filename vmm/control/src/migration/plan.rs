@@ -98,6 +98,7 @@ pub(super) fn make(
         copies: has_applications && request.accel_copies,
         postcopy,
         gpu_driver: takes_programs.then(|| gpu_driver(machine)).flatten(),
+        tap_descriptors: unnamed_taps(config),
     };
     let plan = Plan {
         offer,
@@ -147,23 +148,25 @@ fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration
     reasons.extend(machine.reasons_to_stay(&judged));
     match request.local {
         true => reasons.extend(machine.reasons_not_to_share()),
-        false => reasons.extend(unnamed_taps(&judged)),
+        false => {
+            let unnamed = unnamed_taps(&judged).into_iter();
+            reasons.extend(unnamed.map(|id| {
+                format!(
+                    "network card {id:?} has a tap that came as a descriptor, which another process cannot open: remove the \
+                     card first (vm.remove-device), or migrate within this host (local)"
+                )
+            }));
+        }
     }
     reasons
 }
 
-/// Why network cards cannot be migrated whose taps have no name for another process.
+/// Names of network cards whose taps have no name for another process.
 pub(super) fn unnamed_taps(config: &VmConfig) -> Vec<String> {
     let cards = config.net.iter().flatten();
     let unnamed = cards.filter(|card| !card.fds.is_empty());
     unnamed
-        .map(|card| {
-            let id = card.common.id.as_deref().unwrap_or_default();
-            format!(
-                "network card {id:?} has a tap that came as a descriptor, which another process cannot open: remove the card \
-                 first (vm.remove-device), or migrate within this host (local)"
-            )
-        })
+        .map(|card| card.common.id.clone().unwrap_or_default())
         .collect()
 }
 

@@ -14,27 +14,47 @@ fn an_offer_has_no_more_devices_than_a_machine() {
     let mut config = VmConfig::default();
     assert_eq!(arrival::too_many(&config), None);
     config.disks = Some(vec![DiskConfig::parse("path=/d").unwrap(); 5000]);
-    assert!(
-        arrival::too_many(&config).is_some_and(|why| why.contains("no machine has more than 4096"))
-    );
+    let why = arrival::too_many(&config).unwrap();
+    assert!(why.contains("no machine has more than 4096"), "{why}");
+    let zones = vec![json!({"id": "z", "size": 2_097_152}); 10_000];
+    let rules = vec![json!({"path": "/p", "access": "r"}); 10_000];
+    for many in [
+        json!({"payload": {}, "memory": {"size": 0, "zones": zones}}),
+        json!({"payload": {}, "landlock_rules": rules}),
+    ] {
+        let config = serde_json::from_value(many).unwrap();
+        let why = arrival::too_many(&config).unwrap();
+        assert!(why.contains("a list of 10000 entries"), "{why}");
+    }
 }
 
 #[test]
-fn a_tap_without_a_name_stays() {
+fn a_tap_without_a_name_stays_and_is_kept_where_it_is_handed_over() {
     use vmm_config::{Configured, NetConfig};
+    use vmm_machine::handover::Given;
 
+    let end = || std::os::fd::OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
     let mut config = VmConfig::default();
     let mut card = NetConfig::parse("id=lan").unwrap();
     config.net = Some(vec![card.clone()]);
     assert_eq!(plan::unnamed_taps(&config), [""; 0]);
-    let end = std::fs::File::open("/dev/null").unwrap();
-    card.fds = vec![std::os::fd::OwnedFd::from(end).into()];
-    config.net = Some(vec![card]);
-    let why = plan::unnamed_taps(&config).concat();
-    assert!(
-        why.contains("\"lan\" has a tap that came as a descriptor"),
-        "{why}"
-    );
+    card.fds = vec![end().into()];
+    config.net = Some(vec![card.clone()]);
+    assert_eq!(plan::unnamed_taps(&config), ["lan"]);
+    // A configuration that is sent has no descriptors.
+    card.fds.clear();
+    let named = NetConfig::parse("id=wan,tap=t").unwrap();
+    config.net = Some(vec![card, named]);
+    let given = Given::default();
+    given.add_tap("lan".to_owned(), 0, end());
+    given.add_tap("wan".to_owned(), 0, end());
+    arrival::keep_taps(&mut config, &[], &given).unwrap();
+    let kept = plan::unnamed_taps(&config);
+    assert_eq!(kept, [""; 0], "the source has made it");
+    let both = ["lan", "wan"].map(str::to_owned);
+    arrival::keep_taps(&mut config, &both, &given).unwrap();
+    assert_eq!(plan::unnamed_taps(&config), ["lan"]);
+    assert_eq!(given.taps("lan").len(), 1, "the machine gets it, too");
 }
 
 #[test]
