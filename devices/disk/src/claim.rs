@@ -11,6 +11,7 @@
 use std::{
     path::Path,
     sync::{Arc, Condvar, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
 use base::Unpoisoned;
@@ -132,20 +133,25 @@ impl Claim {
     }
 
     fn await_others(&self, lock: &Lock) -> Result<(), DiskError> {
-        let is_locked = |claim: &Weak<Self>| {
-            let claim = claim.upgrade();
-            claim.is_some_and(|claim| {
-                let state = claim.state.lock_unpoisoned();
-                state.held.lock().is_some_and(|held| held.is_of(lock))
-            })
+        /// Interval for looking at claims: one that was dropped has told nobody.
+        const LOOK: Duration = Duration::from_millis(100);
+        let is_locked = |claim: &Arc<Self>| {
+            let state = claim.state.lock_unpoisoned();
+            state.held.lock().is_some_and(|held| held.is_of(lock))
         };
-        let mut all = GIVEN_UP.lock_unpoisoned();
         loop {
             self.wanted()?;
+            let all: Vec<Arc<Self>> = {
+                let all = GIVEN_UP.lock_unpoisoned();
+                all.iter().filter_map(Weak::upgrade).collect()
+            };
             if self.is_impatient || !all.iter().any(is_locked) {
                 return Ok(());
             }
-            all = CHANGED.wait(all).unwrap_or_else(PoisonError::into_inner);
+            // The last reference to a claim closes its file, which may take long.
+            drop(all);
+            let waited = CHANGED.wait_timeout(GIVEN_UP.lock_unpoisoned(), LOOK);
+            drop(waited.unwrap_or_else(PoisonError::into_inner));
         }
     }
 
@@ -178,7 +184,7 @@ impl Claim {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, path::PathBuf, sync::mpsc, thread, time::Duration};
+    use std::{fs, path::PathBuf, sync::mpsc, thread};
 
     use super::*;
     use crate::{Disk, DiskOptions, ImageType, LockGranularity};

@@ -6,7 +6,11 @@
 use std::{
     fs::{self, File},
     io,
-    os::{fd::AsRawFd, unix::fs::MetadataExt},
+    os::{
+        fd::AsRawFd,
+        unix::fs::{FileExt, MetadataExt},
+    },
+    sync::OnceLock,
 };
 
 use serde::{Deserialize, Serialize};
@@ -32,6 +36,40 @@ pub enum Scope {
     Hosts,
 }
 
+/// What is mounted, opened before Landlock may hide it.
+static MOUNTS: OnceLock<File> = OnceLock::new();
+
+const MOUNTINFO: &str = "/proc/self/mountinfo";
+
+/// Opens the list of what is mounted, for the time when this process may not open it any more.
+pub fn open_mounts() {
+    if MOUNTS.get().is_none()
+        && let Ok(file) = File::open(MOUNTINFO)
+    {
+        // Another thread may have opened it.
+        let _ = MOUNTS.set(file);
+    }
+}
+
+/// Whether that list can be read, whatever this process may open.
+pub fn knows_mounts() -> bool {
+    MOUNTS.get().is_some()
+}
+
+/// What is mounted now.
+fn mounts() -> io::Result<String> {
+    let Some(file) = MOUNTS.get() else {
+        return fs::read_to_string(MOUNTINFO);
+    };
+    let (mut text, mut part) = (Vec::new(), [0; 4096]);
+    loop {
+        match file.read_at(&mut part, text.len() as u64)? {
+            0 => return Ok(String::from_utf8_lossy(&text).into_owned()),
+            count => text.extend_from_slice(&part[..count]),
+        }
+    }
+}
+
 impl Scope {
     /// The scope of locks on a file.
     pub fn of(file: &File) -> Self {
@@ -39,7 +77,7 @@ impl Scope {
             Ok(metadata) if metadata.is_file() => metadata.dev(),
             _ => return Self::Host,
         };
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let mounts = mounts().unwrap_or_default();
         let (major, minor) = (libc::major(device), libc::minor(device));
         match mounts.lines().any(|line| shares(line, major, minor)) {
             true => Self::Hosts,
@@ -134,6 +172,15 @@ mod tests {
             assert!(!shares(&line, 0, 53) && !shares(&line, 52, 0), "{line}");
         }
         assert!(!shares("61 25 0:52 / /srv", 0, 52) && !shares("", 0, 0));
+    }
+
+    #[test]
+    fn what_is_mounted_is_read_from_the_file_that_was_opened_before() {
+        open_mounts();
+        assert!(knows_mounts());
+        for _ in 0..2 {
+            assert_eq!(mounts().unwrap(), fs::read_to_string(MOUNTINFO).unwrap());
+        }
     }
 
     #[test]

@@ -232,6 +232,9 @@ impl Control {
         let moves = moves.map(|moving| &moving.cancel);
         let all: Vec<_> = job.into_iter().chain(moves).collect();
         if all.is_empty() {
+            if let Job::Writing(written) = &self.migrations.job {
+                return written.cancel().map(|()| Response::Empty);
+            }
             if self.forget_disks("the disk is not added: it was cancelled") {
                 return Ok(Response::Empty);
             }

@@ -101,7 +101,16 @@ impl Control {
             Ok((directory, image)) => {
                 self.monitor.emit("vm", "snapshotting", &[]);
                 let total = image.memory();
-                let work = move |writing: &Writing| image.write(Saving::new(&directory)?, writing);
+                let work = move |writing: &Writing| {
+                    let saving = Saving::new(&directory)?;
+                    // The folder may have hung for long.
+                    let wanted = writing.advance(0);
+                    wanted.map_err(|source| MachineError::ConfigFile {
+                        path: directory,
+                        source,
+                    })?;
+                    image.write(saving, writing)
+                };
                 self.write(Operation::Snapshot, total, None, work, reply);
             }
             Err(error) => reply.send(Err(error)),
