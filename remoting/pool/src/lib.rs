@@ -2,7 +2,8 @@
 //!
 //! - [`pool`]: keeps workers ready; `listener`: its socket; `worker`: a worker as the pool sees it; `starter`: starts
 //!   processes that inherit nothing; [`status`]: its figures; `log`: what workers
-//!   write to their standard error; [`process`]: the worker itself; [`options`]: its options; [`confine`]: the sandbox of
+//!   write to their standard error; `account`: device memory that all applications have together; [`process`]: the worker
+//!   itself; [`options`]: its options; [`confine`]: the sandbox of
 //!   workers; `group`: limits for a worker and everything that it starts; [`compiled`]: the cache of compiled programs,
 //!   which outlives workers; `folders`: where all of them write.
 //! - [`control`]: how an application moves from one worker to another: `moves` and `moving` are the pool's side,
@@ -16,6 +17,7 @@
 
 #![cfg_attr(not(test), deny(clippy::print_stderr, clippy::print_stdout))]
 
+mod account;
 pub mod compiled;
 pub mod confine;
 mod drivers;

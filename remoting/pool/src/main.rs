@@ -363,6 +363,7 @@ mod tests {
             "--socket /s --per-user 4 --metrics-socket /m.pool",
             "--listen unix:/s --metrics-socket /m.pool",
             "--listen unix:/s --connections 4",
+            "--memory-total 64",
             "--listen tcp:127.0.0.1:1 --plain",
             "--listen tcp:0.0.0.0:1 --tls-key k --tls-cert c --tls-client-ca a",
         ] {
@@ -371,6 +372,8 @@ mod tests {
         for line in [
             "--socket /s --listen unix:/s",
             "--socket /s --connections 4",
+            "--memory-total 64 --memory 64",
+            "--memory-total 0",
             "--socket /s --tls-key k",
             "--tls-key k",
             "--plain",

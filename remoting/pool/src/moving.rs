@@ -249,6 +249,7 @@ impl Pool<'_> {
             groups: self.groups.as_ref(),
             log: &self.log,
             starter: &self.starter,
+            counter: self.serving[index].worker.counter.clone(),
             standby: true,
         };
         let worker = worker::start(&self.listener, self.program, &self.options, self.files, new)?;

@@ -70,6 +70,13 @@ pub struct Options {
         value_name = "MIB"
     )]
     pub memory: u64,
+    /// Device memory in MiB that all of the pool's applications may have together, 63 at a time. Such a pool serves
+    /// this machine's own programs alone, and no virtual machines, whose gantry says how much they may have.
+    #[arg(long, conflicts_with = "memory", value_name = "MIB", value_parser = clap::value_parser!(u64).range(1..))]
+    pub memory_total: Option<u64>,
+    /// Which counter of the pool's page of device memory is this worker's.
+    #[arg(long, hide = true)]
+    pub counter: Option<u32>,
     /// Parts of the confinement that workers go without: to find out which one a driver does not
     /// get along with (gantry-accel probe), and for nothing else.
     #[arg(long, hide = true, value_name = "PARTS")]

@@ -35,9 +35,10 @@ use remoting_proto::{
     },
 };
 use remoting_stream::{address::Host, tls};
-use remoting_transport::{closer::Closer, peer_files, socket};
+use remoting_transport::{closer::Closer, mapping, peer_files, socket};
 
 use super::{
+    account::{MOST_WORKERS, Total},
     compiled::{self, sweep::Sweeper},
     confine, drivers,
     folders::Cache,
@@ -143,6 +144,9 @@ pub enum Error {
         /// Why.
         source: io::Error,
     },
+    /// There is no page for the device memory of all applications.
+    #[error(transparent)]
+    Total(#[from] mapping::Error),
     /// A worker cannot be started.
     #[error("cannot start a worker process")]
     Start(#[source] io::Error),
@@ -228,6 +232,7 @@ pub fn run(
     let sweeper = Sweeper::default();
     sweeper.start(kept, &cache.folder).map_err(Error::Start)?;
     let files = Limit::raise().map_err(Error::Start)?;
+    let total = options.memory_total.map(|_| Total::create()).transpose()?;
     let mut pool = Pool {
         most: bound(&listener, &options, files),
         spare: spare.max(1),
@@ -244,6 +249,7 @@ pub fn run(
         figures,
         starter,
         closer,
+        total,
         waiting: Vec::new(),
         serving: Vec::new(),
         departed: Vec::new(),
@@ -320,6 +326,8 @@ pub(super) struct Pool<'a> {
     pub starter: Starter,
     pub remover: Sender<Remains>,
     pub closer: Closer,
+    /// The device memory that all applications have together, if it is limited.
+    total: Option<Total>,
     /// Maximum number of workers.
     most: usize,
     /// Workers to keep waiting.
@@ -360,12 +368,20 @@ impl Pool<'_> {
                 left => return Ok(left),
             }
             self.started += 1;
+            let counter = match &self.total {
+                Some(total) => match total.counter() {
+                    None => return Ok(Some(START_RETRY)),
+                    counter => counter,
+                },
+                None => None,
+            };
             let new = New {
                 number: self.started,
                 folder: self.cache.folder.join(self.started.to_string()),
                 groups: self.groups.as_ref(),
                 log: &self.log,
                 starter: &self.starter,
+                counter,
                 standby: false,
             };
             let program = self.program;
@@ -590,20 +606,25 @@ impl Pool<'_> {
         let local = self.listener.protocol.is_none();
         let user = local.then(|| socket::user(&connection).ok()).flatten();
         let alike = self.serving.iter().filter(|other| other.user == user);
-        if let Some(user) = user
-            && alike.count() >= self.listener.per_user
-        {
+        let why = if alike.count() >= self.listener.per_user {
+            let most = self.listener.per_user;
+            Some(format!(
+                "it has {most} workers, as many as --per-user allows"
+            ))
+        } else if self.total.is_some() && self.serving.len() + 1 >= MOST_WORKERS {
+            let most = self.serving.len();
+            Some(format!(
+                "the pool serves {most} applications, as many as a pool with --memory-total does"
+            ))
+        } else {
+            None
+        };
+        if let Some((user, why)) = user.zip(why) {
             let refused = Some(refuse(connection));
             // Fails if the worker has ended meanwhile, which is noticed as such.
             let _ = socket::send(&worker.channel, &[stream::ENOUGH], &[]);
             self.figures.update(|status| status.refused += 1);
-            self.refusals.note(
-                &format!("user {user}"),
-                &format!(
-                    "it has {} workers, as many as --per-user allows",
-                    self.listener.per_user
-                ),
-            );
+            self.refusals.note(&format!("user {user}"), &why);
             self.waiting.push(Waiting { worker, refused });
             return;
         }
@@ -669,7 +690,11 @@ fn bound(listener: &Listener, options: &Options, files: Limit) -> usize {
             files.hard
         );
     }
-    listener.most.min(room)
+    let most = listener.most.min(room);
+    match options.memory_total {
+        Some(_) => most.min(MOST_WORKERS),
+        None => most,
+    }
 }
 
 /// Creates the folder for compiled programs, and keeps it open. None if nothing is kept; the reason is logged.

@@ -55,6 +55,7 @@ use remoting_transport::{
 use remoting_turns::{message::Join, slices::Slices};
 
 use super::{
+    account,
     compiled::{self, InUse, owner::Owner},
     confine::{self, Confinement, Later, Piece},
     handshake::Door,
@@ -67,6 +68,9 @@ use super::{
 pub(super) const LISTENER: i32 = 3;
 /// The descriptor on which a worker that shares its device finds a socket to the pool.
 pub(super) const CONTROL: i32 = 4;
+
+/// Why a pool serves no machine: it would say for itself how much it may have, whose it is and what weight it has.
+const PROGRAMS_ALONE: &str = "a pool with --memory-total serves programs of this host alone";
 
 /// Why a worker ends.
 #[derive(Debug, thiserror::Error)]
@@ -101,6 +105,12 @@ pub enum Error {
     /// The account of device memory.
     #[error("cannot use the account of device memory that a virtual machine sent")]
     Account(#[source] io::Error),
+    /// The pool's account of device memory.
+    #[error("cannot use the pool's account of device memory")]
+    Total(#[source] io::Error),
+    /// A machine, in a pool for programs.
+    #[error("a virtual machine was refused: {PROGRAMS_ALONE}")]
+    Machine,
     /// The window.
     #[error(transparent)]
     Window(#[from] mapping::Error),
@@ -184,6 +194,8 @@ pub fn work(options: &Options) -> Result<(), Error> {
 /// This process, as long as it serves nobody.
 pub(super) struct Worker<'a> {
     pub(super) options: &'a Options,
+    /// The device memory of an application of this machine.
+    quota: Arc<Quota>,
     /// What is taken from it when it is known whose application it serves.
     later: Option<(Later, &'a Path)>,
     /// Where what its driver compiles is kept from then on.
@@ -195,6 +207,7 @@ pub(super) struct Worker<'a> {
 impl<'a> Worker<'a> {
     /// Confines the process, before the driver starts threads of its own.
     pub(super) fn confined(options: &'a Options) -> Result<Self, Error> {
+        let quota = account::quota(options).map_err(Error::Total)?;
         let own: &Path = &options.cache;
         let without = options.without();
         let readable = options.readable.iter().chain(&options.cuda_libraries);
@@ -212,6 +225,7 @@ impl<'a> Worker<'a> {
             confine::confine(confinement)?;
             return Ok(Self {
                 options,
+                quota,
                 later: None,
                 kept: None,
                 api: None,
@@ -224,11 +238,21 @@ impl<'a> Worker<'a> {
         confine::confine(confinement)?;
         Ok(Self {
             options,
+            quota,
             later,
             kept: None,
             api: None,
             cuda: None,
         })
+    }
+
+    /// How an application of this machine is served.
+    pub(super) fn tuning(&self) -> Tuning {
+        Tuning {
+            spin: Duration::from_micros(self.options.spin),
+            waker: Waker::Futex(Futex { patience: PATIENCE }),
+            quota: Arc::clone(&self.quota),
+        }
     }
 
     /// The driver.
@@ -384,14 +408,14 @@ fn serve(mut worker: Worker<'_>, connection: &UnixStream) -> Result<(), Error> {
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
     match ours.api {
         ApiId::Nvidia => Err(Error::Native),
-        ApiId::OpenCl => serve_window(worker.api()?, window, nudge, None, options),
-        ApiId::Cuda => serve_cuda(
-            worker.cuda()?,
-            window,
-            (local(options), nudge),
-            None,
-            options,
-        ),
+        ApiId::OpenCl => {
+            let way = (worker.tuning(), nudge);
+            serve_window(worker.api()?, window, way, None, options)
+        }
+        ApiId::Cuda => {
+            let way = (worker.tuning(), nudge);
+            serve_cuda(worker.cuda()?, window, way, None, options)
+        }
     }
 }
 
@@ -405,15 +429,6 @@ fn map(file: &OwnedFd, size: u64, api: ApiId) -> Result<Arc<window::Window>, Err
         }
     }
     Ok(window::Window::map(file, size, RING)?)
-}
-
-/// How an application of this machine is served.
-fn local(options: &Options) -> Tuning {
-    Tuning {
-        spin: Duration::from_micros(options.spin),
-        waker: Waker::Futex(Futex { patience: PATIENCE }),
-        quota: Quota::new(options.memory.saturating_mul(1 << 20)),
-    }
 }
 
 /// Serves an application that calls CUDA. It cannot be moved to another worker.
@@ -467,17 +482,13 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
         ApiId::OpenCl => {
             stream::start::<OpenCl>(&window, channel).map_err(Error::Start)?;
             let stays = Some(standby::STREAMS);
-            serve_window(worker.api()?, window, nudge, stays, options)
+            let way = (worker.tuning(), nudge);
+            serve_window(worker.api()?, window, way, stays, options)
         }
         ApiId::Cuda => {
             stream::start::<Cuda>(&window, channel).map_err(Error::Start)?;
-            serve_cuda(
-                worker.cuda()?,
-                window,
-                (local(options), nudge),
-                None,
-                options,
-            )
+            let way = (worker.tuning(), nudge);
+            serve_cuda(worker.cuda()?, window, way, None, options)
         }
     }
 }
@@ -506,12 +517,11 @@ fn backend(api: Arc<api::Api>, choice: &Choice, options: &Options) -> Result<Ope
 fn serve_window(
     api: Arc<api::Api>,
     window: Arc<window::Window>,
-    nudge: Nudge,
+    way: (Tuning, Nudge),
     stays: Option<&'static str>,
     options: &Options,
 ) -> Result<(), Error> {
-    let tuning = local(options);
-    let (server, calls, spin) = session(api, window, (tuning, nudge), None, options)?;
+    let (server, calls, spin) = session(api, window, way, None, options)?;
     let movable = stays.map_or_else(|| Movable::From(server.told()), Movable::Not);
     standby::attend(Arc::clone(&server.board), movable, None).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
@@ -586,6 +596,7 @@ fn serve_slice(
     if attachment.takes_up {
         // The slice is still another worker's: nothing is written there.
         let why = match attachment.api {
+            _ if options.memory_total.is_some() => PROGRAMS_ALONE,
             _ if differs => "this pool is of another build, or serves another API",
             ApiId::Nvidia => "native contexts are served by gantry-nvidia",
             ApiId::Cuda => standby::CUDA,
@@ -596,6 +607,11 @@ fn serve_slice(
         let refusal = control::Reply::Refused(Blob(why.as_bytes().to_vec()));
         control::send(stream, &refusal, &[]).map_err(Error::Connection)?;
         return Err(Error::Elsewhere(why));
+    }
+    if options.memory_total.is_some() {
+        // Before the files are closed, which may take for ever.
+        let _ = (&mut &*stream).write_all(&[port::REFUSED]);
+        return Err(Error::Machine);
     }
     if !is_served {
         return Err(refuse_api(stream, files.into_iter().next(), first, attachment.api).into());

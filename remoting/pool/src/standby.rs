@@ -35,7 +35,6 @@ use remoting_session::{
 };
 use remoting_transport::{
     account::Account,
-    bell::Futex,
     control::{self, Command, Reply},
     endpoint::Receiver,
     port_bell::{Events, Waker},
@@ -405,11 +404,7 @@ fn local(
     let window = Window::map(file, size, RING)?;
     let listener = connection.try_clone().map_err(Error::Connection)?;
     let nudge = Nudge(Box::new(move || socket::nudge(&listener)));
-    let tuning = Tuning {
-        spin: Duration::from_micros(options.spin),
-        waker: Waker::Futex(Futex { patience: PATIENCE }),
-        quota: Quota::new(options.memory.saturating_mul(1 << 20)),
-    };
+    let tuning = worker.tuning();
     process::session(worker.api()?, window, (tuning, nudge), None, options)
 }
 

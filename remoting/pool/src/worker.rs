@@ -22,6 +22,7 @@ use remoting_transport::closer::Closer;
 use remoting_turns::introduce;
 
 use super::{
+    account::{ACCOUNT, Counter},
     compiled, drivers,
     folders::Folder,
     group::{self, Group, Groups},
@@ -52,6 +53,8 @@ pub(super) struct Worker {
     /// Readable when the process has ended.
     pub end: OwnedFd,
     pub remains: Remains,
+    /// What its application's device memory is charged to, if the pool has a total.
+    pub counter: Option<Arc<Counter>>,
 }
 
 /// What a worker leaves behind.
@@ -184,6 +187,7 @@ pub(super) struct New<'a> {
     pub groups: Option<&'a Groups>,
     pub log: &'a Log,
     pub starter: &'a Starter,
+    pub counter: Option<Arc<Counter>>,
     /// Whether it takes up another worker's application.
     pub standby: bool,
 }
@@ -195,7 +199,7 @@ pub(super) fn start(
     files: Limit,
     new: New<'_>,
 ) -> io::Result<Worker> {
-    let cache = Folder::create(new.folder)?;
+    let cache = Folder::create(new.folder.clone())?;
     let group = new.groups.map(|groups| groups.create(new.number));
     let remains = Remains {
         folder: cache,
@@ -219,7 +223,10 @@ pub(super) fn start(
             None
         }
     };
-    describe(&mut command, listener, options, new.standby, cache);
+    describe(&mut command, listener, options, &new, cache);
+    if new.counter.is_some() {
+        places.push(ACCOUNT);
+    }
     let (their_errors, errors) = Log::pipe()?;
     command.process_group(0).stdin(Stdio::null());
     let mut given = vec![
@@ -229,6 +236,7 @@ pub(super) fn start(
         worker_moves.as_fd(),
     ];
     given.extend(control.as_ref().map(|(_, theirs, _)| theirs.as_fd()));
+    given.extend(new.counter.iter().map(|counter| counter.file().as_fd()));
     given.extend(entrance.as_ref().map(AsFd::as_fd));
     let mut child = new.starter.start(&given, move |given| {
         let mut given = given.into_iter();
@@ -269,17 +277,19 @@ pub(super) fn start(
         control: moves,
         end,
         remains,
+        counter: new.counter,
     })
 }
 
 /// Puts files at their places in a process that has just been forked, where they stay open. Async-signal-safe.
 fn put(given: &[(OwnedFd, i32)]) -> io::Result<()> {
     const MOST: usize = 4;
+    const LAST: i32 = if MOVES > ACCOUNT { MOVES } else { ACCOUNT };
     // First out of each other's way.
     let mut aside = [0; MOST];
     for (aside, (file, _)) in aside.iter_mut().zip(given) {
         // SAFETY: a call without pointers.
-        *aside = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, MOVES + 1) };
+        *aside = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_DUPFD_CLOEXEC, LAST + 1) };
     }
     for (aside, (_, place)) in aside.iter().zip(given) {
         // SAFETY: as above. What was at the place is not used: this process executes another program.
@@ -295,7 +305,7 @@ fn describe(
     command: &mut Command,
     listener: &Listener,
     options: &Options,
-    standby: bool,
+    new: &New<'_>,
     cache: &Path,
 ) {
     if let Some(name) = &options.name {
@@ -325,16 +335,21 @@ fn describe(
     if options.sliced {
         command.arg("--sliced");
     }
-    if standby {
+    if new.standby {
         command.arg("--standby");
     }
+    match options.memory_total.zip(new.counter.as_deref()) {
+        Some((total, counter)) => command
+            .args(["--memory-total", &total.to_string()])
+            .args(["--counter", &counter.index().to_string()]),
+        None => command.args(["--memory", &options.memory.to_string()]),
+    };
     command
         .args(["--api", &options.named_apis(",")])
         .args(["--devices", &options.devices.to_string()])
         .args(["--weight", &options.weight.to_string()])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
-        .args(["--memory", &options.memory.to_string()])
         .args(["--kernel-limit", &options.kernel_limit.to_string()])
         .args(["--heap", &(options.heap() >> 20).to_string()])
         .arg("--cache")

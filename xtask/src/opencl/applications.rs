@@ -20,14 +20,15 @@ pub fn program(name: &str) -> PathBuf {
 
 /// Starts an application that computes endlessly. Returns it and its output.
 pub fn endless(pool: &Pool) -> Result<(Child, BufReader<ChildStdout>)> {
-    running(pool, "endless.py")
+    running(pool, &["endless.py"])
 }
 
-/// Starts an application that reports when it computes. Returns it and its output.
-pub fn running(pool: &Pool, name: &str) -> Result<(Child, BufReader<ChildStdout>)> {
+/// Starts an application, a program and its arguments, that reports when it computes. Returns it and its output.
+pub fn running(pool: &Pool, line: &[&str]) -> Result<(Child, BufReader<ChildStdout>)> {
     let mut application = pool
         .remoted("/usr/bin/python3")
-        .arg(program(name))
+        .arg(program(line.first().unwrap_or(&"")))
+        .args(line.iter().skip(1))
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

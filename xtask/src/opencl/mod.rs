@@ -130,6 +130,10 @@ const SCENARIOS: &[(&str, Scenario)] = &[
         users::limited,
     ),
     (
+        "opencl: what all applications of a pool have together is limited, wherever they move in it",
+        users::one_sum,
+    ),
+    (
         "opencl: files that are sent to a pool, and hang as they close, keep nobody from it",
         users::hanging,
     ),

@@ -34,7 +34,7 @@ pub(super) fn movable(pool: &Pool, name: &str) -> Result<(Pool, PathBuf)> {
 }
 
 /// The same with additional options.
-fn movable_with(pool: &Pool, name: &str, more: &[&str]) -> Result<(Pool, PathBuf)> {
+pub(super) fn movable_with(pool: &Pool, name: &str, more: &[&str]) -> Result<(Pool, PathBuf)> {
     let control = std::env::temp_dir().join(format!("gantry-{name}-{}", std::process::id()));
     let _ = fs::remove_file(&control);
     let path = control.display().to_string();

@@ -9,12 +9,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 use super::{
-    applications::{endless, signal},
+    applications::{endless, program, running, signal},
+    moves::{has_moved, movable_with, moving},
     pool::{Pool, Way},
 };
+use crate::shared_device::PATIENCE;
 
 /// A user without any privileges.
 const NOBODY: &str = "65534";
@@ -45,6 +47,47 @@ pub fn limited(pool: &Pool) -> Result<()> {
     first.wait()?;
     drop(output);
     is_served(&pool)
+}
+
+/// What two applications of a pool have is one sum, also after one of them has moved to another worker, and until its
+/// process has been killed.
+pub fn one_sum(pool: &Pool) -> Result<()> {
+    let options = ["--memory-total", "256"];
+    let (pool, control) = movable_with(pool, "sum", &options)?;
+    let (mut first, output) = running(&pool, &["memory.py", "160", "stay"])?;
+    let refused = |mib: &str| -> Result<bool> {
+        let mut second = pool.remoted("/usr/bin/python3");
+        let said = text(second.arg(program("memory.py")).arg(mib))?;
+        match said.lines().next() {
+            Some("running") => Ok(false),
+            Some("CL_MEM_OBJECT_ALLOCATION_FAILURE") => Ok(true),
+            _ => bail!("an application says {said:?}"),
+        }
+    };
+    ensure!(refused("160")?, "160 and 160 of 256 MiB are allocated");
+    ensure!(!refused("64")?, "160 and 64 of 256 MiB are refused");
+    let moved = text(moving(&pool, &control).arg("--all"))?;
+    has_moved(&[moved], 1)?;
+    ensure!(
+        refused("160")?,
+        "an application's memory is not counted after a move"
+    );
+    ensure!(
+        !refused("64")?,
+        "an application's memory is counted twice after a move"
+    );
+    signal(&[first.id() as i32], libc::SIGKILL);
+    first.wait()?;
+    drop(output);
+    let until = Instant::now() + PATIENCE;
+    while refused("160")? {
+        ensure!(
+            Instant::now() < until,
+            "an application that was killed keeps its memory"
+        );
+    }
+    let _ = fs::remove_file(&control);
+    Ok(())
 }
 
 /// Clients that send descriptors whose close hangs, whether served or refused, do not affect

@@ -92,7 +92,7 @@ pub fn stopped(pool: &Pool) -> Result<()> {
 pub fn limited(pool: &Pool) -> Result<()> {
     let options = ["--kernel-limit", "2000"];
     let pool = Pool::start(Way::Rings, "limited", pool.release.clone(), &options)?;
-    let (mut application, mut output) = running(&pool, "stuck.py")?;
+    let (mut application, mut output) = running(&pool, &["stuck.py"])?;
     let start = Instant::now();
     let mut line = String::new();
     output.read_line(&mut line)?;

@@ -24,7 +24,7 @@ use remoting_proto::{
 };
 use remoting_transport::{account::Account, mapping, socket, window};
 
-use crate::library::serving_apis;
+use crate::library::{serving_apis, serving_within};
 
 /// A pool that ends with this.
 struct Pool {
@@ -41,8 +41,11 @@ impl Drop for Pool {
 
 impl Pool {
     fn of(folder: &Path, apis: &str) -> Self {
+        Self::of_command(folder, serving_apis(&folder.join("cache"), apis))
+    }
+
+    fn of_command(folder: &Path, mut command: Command) -> Self {
         let socket = folder.join("socket");
-        let mut command = serving_apis(&folder.join("cache"), apis);
         let child = command.arg("--socket").arg(&socket).spawn().unwrap();
         Self { child, socket }
     }
@@ -286,6 +289,29 @@ fn one_port_s_applications_of_both_apis_are_served_at_once() {
     let (ours, theirs) = (ApiId::Cuda, ApiId::OpenCl.number());
     assert_eq!(told, Err(Refused::Api { ours, theirs }));
     assert!(cuda.is_served());
+}
+
+#[test]
+fn a_pool_with_a_total_serves_no_machine_which_could_name_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let command = serving_within(
+        &folder.path().join("cache"),
+        "opencl,cuda",
+        "--memory-total",
+    );
+    let pool = Pool::of_command(folder.path(), command);
+    let port = Port::new();
+    for (api, hello) in [
+        (ApiId::OpenCl, Hello::client::<OpenCl>()),
+        (ApiId::Cuda, Hello::client::<Cuda>()),
+    ] {
+        let machine = port.attach(&pool, 0, api, hello);
+        assert_eq!(machine.said(), REFUSED);
+        let stream = pool.connect();
+        socket::send_hello(&stream, hello, &[]).unwrap();
+        let (said, _) = socket::receive_hello(&stream).unwrap();
+        assert!(Hello::check(&said, &apis::ALL).is_ok());
+    }
 }
 
 #[test]

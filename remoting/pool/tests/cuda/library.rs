@@ -118,11 +118,16 @@ pub fn serving(folder: &Path) -> Command {
 
 /// The same, for these APIs.
 pub fn serving_apis(folder: &Path, apis: &str) -> Command {
+    serving_within(folder, apis, "--memory")
+}
+
+/// The same, with [`MEMORY`] in the sense of this option.
+pub fn serving_within(folder: &Path, apis: &str, memory: &str) -> Command {
     let driver = beside("libgantry_cuda_driver.so");
     let mut command = Command::new(env!("CARGO_BIN_EXE_gantry-accel"));
     command
         .args(["serve", "--api", apis, "--spare", "1"])
-        .args(["--memory", &MEMORY.to_string()])
+        .args([memory, &MEMORY.to_string()])
         // What is refused has been refused by a worker or a library, not by the driver.
         .env("GANTRY_STAND_IN_TRUSTS", "1")
         // The stand-in reserves addresses that count as memory.

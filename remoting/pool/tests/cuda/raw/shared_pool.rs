@@ -10,7 +10,7 @@ use std::{
 use remoting_proto::apis::cuda::calls::MemoryInfo;
 
 use super::*;
-use crate::library::{beside, serving};
+use crate::library::{MEMORY, beside, serving_within};
 
 /// A pool of a test's own.
 struct Pool {
@@ -21,8 +21,13 @@ struct Pool {
 impl Pool {
     /// With this driver, in an environment that has this variable.
     fn start(driver: &Path, variable: &str) -> Self {
+        Self::start_within(driver, variable, "--memory")
+    }
+
+    /// The same, with memory in the sense of this option.
+    fn start_within(driver: &Path, variable: &str, memory: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
-        let mut command = serving(folder.path());
+        let mut command = serving_within(folder.path(), "cuda", memory);
         command
             .arg("--socket")
             .arg(folder.path().join("socket"))
@@ -113,4 +118,28 @@ fn a_pool_that_serves_somebody_outlives_workers_that_cannot_serve() {
     symlink(driver(), &link).unwrap();
     assert!(second.join().unwrap());
     assert!(is_served(&mut first) && is_served(&mut Client::at(pool.socket())));
+}
+
+/// Asks for so many sixteenths of what the pool's applications may have.
+fn allocates(client: &mut Client, sixteenths: u64) -> Result<(), i32> {
+    let allocate = Allocate {
+        context: client.context,
+        size: (MEMORY << 20) / 16 * sixteenths,
+        source: Source::Device(),
+    };
+    client.ask(&allocate).map(drop)
+}
+
+#[test]
+fn two_clients_of_a_pool_with_a_total_have_it_together_until_one_has_ended() {
+    let mut pool = Pool::start_within(&driver(), "GANTRY_STAND_IN_TRUSTS", "--memory-total");
+    let [mut first, mut second] = [(); 2].map(|()| Client::at(pool.socket()));
+    allocates(&mut first, 9).unwrap();
+    assert_eq!(allocates(&mut second, 9), Err(codes::OUT_OF_MEMORY));
+    allocates(&mut second, 5).unwrap();
+    assert_eq!(allocates(&mut first, 5), Err(codes::OUT_OF_MEMORY));
+    // Its worker is killed, and gives nothing back by itself.
+    drop(first);
+    let second = std::cell::RefCell::new(second);
+    pool.until(|_| allocates(&mut second.borrow_mut(), 9).is_ok());
 }
