@@ -17,6 +17,8 @@ pub const NVIDIA_VM_SOCKET: &str = "/run/gantry/nvidia-vm.sock";
 pub const ARBITER_SOCKET: &str = "/run/gantry-arbiter/socket";
 /// Socket of gantry-tunnel.
 pub const TUNNEL_SOCKET: &str = "/run/gantry-tunnel/socket";
+/// Folder of the service that grants leases, and of the sockets of leases.
+pub const LEASES: &str = "/run/gantry-leases";
 /// Folder of the sockets that gantry-exporter asks for metrics.
 pub const METRICS: &str = "/run/gantry-metrics";
 /// Directory of the CUDA libraries for programs of a guest, where they are installed by hand.

@@ -11,6 +11,7 @@
 //! - [`stream`]: how applications on other machines reach workers; `handshake`: how a worker accepts its application;
 //!   `pending`: connections that have not completed the handshake.
 //! - [`gate`]: the process behind a gate.
+//! - [`leases`]: pools for jobs of a scheduler, of which each has a part of a device.
 //! - [`placement`]: which processors are near each other.
 //! - `drivers`: the OpenCL drivers that workers find; [`probe`]: whether a driver works in a worker; [`slices`]:
 //!   whether its time slices do.
@@ -25,6 +26,7 @@ mod folders;
 pub mod gate;
 mod group;
 mod handshake;
+pub mod leases;
 mod listener;
 mod log;
 pub mod moves;

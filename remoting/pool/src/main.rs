@@ -4,7 +4,7 @@
 
 use std::{
     ffi::{c_int, c_ulong, c_void},
-    io::{self, Write},
+    io::{self, Read, Write},
     path::PathBuf,
     process::ExitCode,
     time::{Duration, Instant},
@@ -17,7 +17,7 @@ use base::{
 use clap::{CommandFactory, Parser, Subcommand};
 use manual::Manual;
 use remoting_pool::{
-    gate,
+    gate, leases,
     moves::{self, Request, To, Which},
     options, placement,
     pool::{self, ListenConfig},
@@ -79,8 +79,17 @@ enum Role {
         /// How many workers wait for applications.
         #[arg(long, default_value_t = 2, value_name = "COUNT")]
         spare: usize,
+        /// Begin when a byte comes by the standard input, and not if it ends before (started by `leases`).
+        #[arg(long, hide = true)]
+        leased: bool,
         #[command(flatten)]
         options: options::Options,
+    },
+    /// Grant leases: pools with a name, a weight and a sum of device memory, for jobs of a scheduler. Asked by lines of
+    /// JSON at FOLDER/socket, by root and the group of its file. Leases last when the service ends, and are found again.
+    Leases {
+        #[command(flatten)]
+        options: leases::Options,
     },
     /// Move applications to fresh workers while they run, or to another pool: each stands still until the commands that
     /// are under way have ended and its objects are made again, and notices nothing else. Prints a
@@ -197,8 +206,13 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             control,
             metrics_socket,
             spare,
+            leased,
             options,
         } => {
+            if leased {
+                // It has been written down which process this is.
+                io::stdin().read_exact(&mut [0])?;
+            }
             let place = match (socket, listen) {
                 (_, Some(listen)) => ListenConfig::Streams {
                     listen,
@@ -215,6 +229,7 @@ fn run() -> Result<ExitCode, Box<dyn std::error::Error>> {
             let program = std::env::current_exe()?;
             pool::run(place, spare, &program, &options, metrics_socket.as_deref())?;
         }
+        Role::Leases { options } => leases::run(options, &std::env::current_exe()?)?,
         Role::Move {
             control,
             pid,

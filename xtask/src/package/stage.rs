@@ -32,6 +32,7 @@ const DRIVER: &str = "libgantry_opencl.so";
 const UNITS: &[(&str, &str)] = &[
     ("gantry", "tunnel/gantry-tunnel.service"),
     ("gantry-accel", "remoting/gantry-accel.service"),
+    ("gantry-accel", "remoting/gantry-leases.service"),
     ("gantry-accel", "gpu-mediator/gantry-arbiter.service"),
     ("gantry-exporter", "exporter/gantry-exporter.service"),
 ];

@@ -40,6 +40,7 @@ use remoting_transport::{
 
 mod charges;
 mod devices;
+mod leases;
 mod shared_pool;
 
 /// How long an answer or a word is waited for.
