@@ -60,7 +60,7 @@ pub fn one_sum(pool: &Pool) -> Result<()> {
         let said = text(second.arg(program("memory.py")).arg(mib))?;
         match said.lines().next() {
             Some("running") => Ok(false),
-            Some("CL_MEM_OBJECT_ALLOCATION_FAILURE") => Ok(true),
+            Some("MEM_OBJECT_ALLOCATION_FAILURE") => Ok(true),
             _ => bail!("an application says {said:?}"),
         }
     };
