@@ -1,10 +1,13 @@
-//! Untrusted kernel files.
+//! Untrusted files of kernels and firmware.
 
 #![no_main]
 
 use std::io::Cursor;
 
-use arch::{boot::load_kernel, layout::AddressMap};
+use arch::{
+    boot::{load_firmware, load_kernel},
+    layout::AddressMap,
+};
 use libfuzzer_sys::fuzz_target;
 use vm_memory::{GuestAddress, GuestMemoryMmap};
 
@@ -17,4 +20,5 @@ fuzz_target!(|bytes: &[u8]| {
         .expect("64 MiB can be mapped");
     // A file that is not a kernel is an error.
     let _ = load_kernel(&memory, &map, &mut Cursor::new(bytes));
+    let _ = load_firmware(&memory, &map, &mut Cursor::new(bytes));
 });

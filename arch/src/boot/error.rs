@@ -32,16 +32,51 @@ pub enum BootError {
         size: u64,
     },
     /// The file is in another format.
-    #[error("the kernel file is {found}, not a kernel; give a bzImage or an ELF vmlinux with PVH")]
+    #[error(
+        "the file is {found}, not a kernel or firmware; give a bzImage, or an ELF file with a PVH \
+         entry"
+    )]
     NotAKernel {
         /// What it appears to be.
         found: &'static str,
     },
+    /// A UEFI firmware volume, whose entry point is the reset vector.
+    #[error(
+        "the file is UEFI firmware that is built for QEMU (OVMF), which this machine cannot start; \
+         use edk2's CloudHv target (CLOUDHV.fd)"
+    )]
+    FirmwareForQemu,
+    /// The file is a bzImage.
+    #[error("the file is a Linux kernel, not firmware; boot it as a kernel (--kernel)")]
+    NotFirmware,
+    /// Firmware needs more RAM.
+    #[error("the guest has {ram} MiB of memory; give it at least {min} MiB to boot firmware")]
+    FirmwareNeedsRam {
+        /// RAM below 3 GiB, in MiB.
+        ram: u64,
+        /// Minimum, in MiB.
+        min: u64,
+    },
+    /// Firmware takes no initramfs.
+    #[error(
+        "firmware takes no initramfs: the boot loader of the disk has its own; leave it out, or boot \
+         a kernel (--kernel)"
+    )]
+    FirmwareWithInitramfs,
+    /// Firmware would use the hole.
+    #[error(
+        "firmware does not boot in a machine whose memory has a hole (--accel-server); boot a \
+         kernel (--kernel)"
+    )]
+    FirmwareWithHole,
     /// The ELF file is for 32-bit processors.
     #[error("the kernel is a 32-bit ELF file; give one that is built for x86-64")]
     Elf32,
     /// The ELF file is for another processor or byte order.
-    #[error("the kernel is an ELF file for machine type {machine}; give one built for x86-64 (62)")]
+    #[error(
+        "the ELF file is built for machine type {machine}; give one that is built for x86-64 (62), \
+         or edk2's CLOUDHV.fd, which has type 3 and a PVH entry"
+    )]
     ElfMachine {
         /// The `e_machine` field.
         machine: u16,

@@ -20,6 +20,11 @@ const ELF_MAGIC: &[u8] = b"\x7fELF";
 const ELF_CLASS_64: u8 = 2;
 const ELF_LITTLE_ENDIAN: u8 = 1;
 const ELF_MACHINE_X86_64: u16 = 62;
+/// The machine type of edk2's CloudHv image, although its class is 64-bit: a PVH entry is 32-bit code.
+const ELF_MACHINE_386: u16 = 3;
+/// A UEFI firmware volume (UEFI PI 1.8, volume 3, 3.2.1): its signature, and where it is.
+const VOLUME_SIGNATURE: &[u8] = b"_FVH";
+const VOLUME_SIGNATURE_AT: usize = 40;
 const SEGMENT_LOAD: u32 = 1;
 /// Names the program interpreter; kernels have none.
 const SEGMENT_INTERPRETER: u32 = 3;
@@ -36,7 +41,39 @@ const MAX_SEGMENTS: u16 = 64;
 /// which PVH does not report. Linux silently truncates longer ones.
 const LINUX_CMDLINE_MAX: usize = 2047;
 
-/// Loads a bzImage or an ELF kernel with a PVH entry point into `memory`.
+/// What a file to boot appears to be, by its first bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadKind {
+    /// A bzImage, or none of the others.
+    BzImage,
+    /// An ELF file that can be a kernel or firmware.
+    Elf,
+    /// An ELF file that can only be firmware.
+    Firmware,
+}
+
+impl PayloadKind {
+    /// Reads the first bytes of the file.
+    ///
+    /// # Errors
+    ///
+    /// [`BootError::ReadKernel`] if the file cannot be read.
+    pub fn of<F: Read + Seek>(image: &mut F) -> Result<Self, BootError> {
+        let mut start = [0; 20];
+        let start = first_bytes(image, &mut start)?;
+        Ok(match start.get(18..20) {
+            _ if !start.starts_with(ELF_MAGIC) => Self::BzImage,
+            Some(machine)
+                if start[4] == ELF_CLASS_64 && *machine == ELF_MACHINE_386.to_le_bytes() =>
+            {
+                Self::Firmware
+            }
+            _ => Self::Elf,
+        })
+    }
+}
+
+/// Loads a bzImage, or an ELF kernel or firmware with a PVH entry point, into `memory`.
 ///
 /// # Errors
 ///
@@ -50,18 +87,17 @@ pub fn load_kernel<K: Image>(
         what: "the size",
         source,
     })?;
-    let mut magic = [0; 6];
-    let len = read_start(image, &mut magic).map_err(|source| BootError::ReadKernel {
-        what: "the first bytes",
-        source,
-    })?;
-    if magic[..len].starts_with(ELF_MAGIC) {
+    let mut start = [0; VOLUME_SIGNATURE_AT + VOLUME_SIGNATURE.len()];
+    let start = first_bytes(image, &mut start)?;
+    if start.starts_with(ELF_MAGIC) {
         load_elf(memory, map, image, size)
     } else if let Some(header) = bzimage::read_header(image, size)? {
         bzimage::load(memory, map, image, size, header)
+    } else if start.ends_with(VOLUME_SIGNATURE) {
+        Err(BootError::FirmwareForQemu)
     } else {
         Err(BootError::NotAKernel {
-            found: describe(&magic[..len]),
+            found: describe(start),
         })
     }
 }
@@ -87,6 +123,15 @@ pub(super) fn size_of<F: Seek>(file: &mut F) -> io::Result<u64> {
     let size = file.seek(SeekFrom::End(0))?;
     file.rewind()?;
     Ok(size)
+}
+
+/// Fills `buf` from the start of the file, and returns as much of it as the file has.
+fn first_bytes<'a, F: Read + Seek>(file: &mut F, buf: &'a mut [u8]) -> Result<&'a [u8], BootError> {
+    let len = read_start(file, buf).map_err(|source| BootError::ReadKernel {
+        what: "the first bytes",
+        source,
+    })?;
+    Ok(&buf[..len])
 }
 
 /// Fills `buf` from the start of the file, as far as the file reaches.
@@ -155,7 +200,7 @@ fn check_elf<K: Image>(
         return Err(BootError::Elf32);
     }
     let machine = u16::from_le_bytes([ident[18], ident[19]]);
-    if machine != ELF_MACHINE_X86_64 || ident[5] != ELF_LITTLE_ENDIAN {
+    if !matches!(machine, ELF_MACHINE_X86_64 | ELF_MACHINE_386) || ident[5] != ELF_LITTLE_ENDIAN {
         return Err(BootError::ElfMachine { machine });
     }
     let mut header = [0; ELF_HEADER_SIZE];
@@ -212,7 +257,11 @@ fn check_elf<K: Image>(
         what: "the number of segments to load",
         value: 0,
     })?;
-    let entry = entry.ok_or(BootError::NoPvhNote)?;
+    let entry = entry.ok_or(match machine {
+        // Only firmware has this type.
+        ELF_MACHINE_386 => BootError::ElfMachine { machine },
+        _ => BootError::NoPvhNote,
+    })?;
     Ok((AddressRange::from_bounds(start, end), entry))
 }
 

@@ -1,14 +1,15 @@
-//! Loads a kernel and describes the machine to it.
+//! Loads a kernel or firmware and describes the machine to it.
 //!
-//! There are two ways to enter Linux:
-//! - an uncompressed ELF kernel through PVH (Xen's x86/HVM direct boot ABI): 32-bit protected
-//!   mode, `hvm_start_info` in EBX;
+//! There are two ways to enter them:
+//! - an uncompressed ELF kernel, and firmware, through PVH (Xen's x86/HVM direct boot ABI): 32-bit
+//!   protected mode, `hvm_start_info` in EBX;
 //! - a bzImage through the 64-bit boot protocol (Documentation/arch/x86/boot.rst): long mode with
 //!   identity-mapped low 4 GiB, `boot_params` in RSI. The kernel unpacks itself, which takes much
 //!   of the boot time.
 
 mod bzimage;
 mod error;
+mod firmware;
 mod kernel;
 mod paging;
 mod pvh;
@@ -21,7 +22,8 @@ use linux_loader::loader::bootparam::setup_header;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemoryBackend, ReadVolatile};
 
 pub use error::BootError;
-pub use kernel::load_kernel;
+pub use firmware::load_firmware;
+pub use kernel::{PayloadKind, load_kernel};
 
 use crate::layout::{self, AddressMap, AddressRange};
 

@@ -53,6 +53,26 @@ fn elf() -> Vec<u8> {
     file
 }
 
+/// Firmware with the header of edk2's CloudHv image: machine 3, one segment from 1 MiB on, which
+/// includes the headers and the note, and the entry point at its end.
+fn cloudhv() -> Vec<u8> {
+    let mut file = vec![0; 0x1000];
+    let mut put = |at: usize, bytes: &[u8]| file[at..at + bytes.len()].copy_from_slice(bytes);
+    put(0, b"\x7fELF\x02\x01\x01\x03");
+    for (at, value) in [(16, 2u16), (18, 3), (20, 1), (54, 56), (56, 2)] {
+        put(at, &value.to_le_bytes());
+    }
+    put(32, &64u64.to_le_bytes());
+    let load = [1 | 7 << 32, 0, 0x10_0000, 0x10_0000, 0x1000, 0x1000, 4u64];
+    let note = [4 | 4 << 32, 0xb0, 0x10_00b0, 0x10_00b0, 20, 20, 4];
+    for (at, value) in (64..).step_by(8).zip(load.into_iter().chain(note)) {
+        put(at, &value.to_le_bytes());
+    }
+    put(0xb0, b"\x04\0\0\0\x04\0\0\0\x12\0\0\0Xen\0");
+    put(0xc0, &0x10_0fd0u32.to_le_bytes());
+    file
+}
+
 /// A relocatable 64-bit bzImage of boot protocol 2.15 that unpacks to 16 MiB.
 fn bz_image() -> Vec<u8> {
     let header = setup_header {
@@ -283,6 +303,80 @@ fn an_endless_command_line_size_stops_at_the_room_that_there_is() {
 }
 
 #[test]
+fn firmware_is_entered_at_its_pvh_note_without_a_command_line() {
+    let (map, memory) = machine(64 * MIB, 64 * MIB);
+    memory
+        .write_slice(b"x", GuestAddress(CMDLINE_START))
+        .unwrap();
+    // Also a file that could be a kernel.
+    for (file, rip) in [(cloudhv(), 0x10_0fd0), (elf(), 0x100_0040)] {
+        let guest = load_firmware(&memory, &map, &mut Cursor::new(file)).unwrap();
+        let entry = write_boot_data(&memory, &map, &guest, RSDP).unwrap();
+        assert_eq!(entry.protocol, BootProtocol::Pvh);
+        assert_eq!((entry.rip.0, entry.info.0), (rip, PVH_INFO_START));
+        assert_eq!(read::<u8>(&memory, CMDLINE_START), 0);
+        // No modules, and the way to the ACPI tables.
+        assert_eq!(read::<u32>(&memory, PVH_INFO_START + 12), 0);
+        assert_eq!(read::<u64>(&memory, PVH_INFO_START + 32), RSDP.0);
+    }
+    // As --kernel.
+    let kernel = load_kernel(&memory, &map, &mut Cursor::new(cloudhv())).unwrap();
+    assert_eq!(kernel.entry.0, 0x10_0fd0);
+}
+
+#[test]
+fn what_cannot_boot_as_firmware_says_what_can() {
+    let error = |ram: u64, file: Vec<u8>| {
+        let (map, memory) = machine(ram, ram);
+        load_firmware(&memory, &map, &mut Cursor::new(file)).unwrap_err()
+    };
+    let bzimage = error(64 * MIB, bz_image()).to_string();
+    assert!(bzimage.contains("--kernel"), "{bzimage}");
+    let mut ovmf = vec![0; 4096];
+    ovmf[40..44].copy_from_slice(b"_FVH");
+    for ovmf in [error(64 * MIB, ovmf.clone()), error_of(ovmf)] {
+        let text = ovmf.to_string();
+        assert!(
+            text.contains("QEMU") && text.contains("CLOUDHV.fd"),
+            "{text}"
+        );
+    }
+    let small = error(63 * MIB, cloudhv()).to_string();
+    assert!(
+        small.contains("has 63 MiB") && small.contains("least 64 MiB"),
+        "{small}"
+    );
+    let (map, memory) = machine(128 * MIB, 128 * MIB);
+    let hole = AddressRange::from_bounds(32 * MIB, 64 * MIB);
+    let result = load_firmware(
+        &memory,
+        &map.with_hole(hole).unwrap(),
+        &mut Cursor::new(cloudhv()),
+    );
+    assert!(matches!(result, Err(BootError::FirmwareWithHole)));
+    // A program for 32-bit processors is not firmware: it has no PVH entry.
+    let no_note = patched(cloudhv(), 0xb8, &[17]);
+    assert!(matches!(
+        error(64 * MIB, no_note),
+        BootError::ElfMachine { machine: 3 }
+    ));
+}
+
+#[test]
+fn the_kind_of_a_payload_is_told_by_its_first_bytes() {
+    let kind = |file: Vec<u8>| PayloadKind::of(&mut Cursor::new(file)).unwrap();
+    assert_eq!(kind(cloudhv()), PayloadKind::Firmware);
+    assert_eq!(kind(elf()), PayloadKind::Elf);
+    assert_eq!(kind(bz_image()), PayloadKind::BzImage);
+    assert_eq!(kind(Vec::new()), PayloadKind::BzImage);
+    assert_eq!(kind(elf()[..19].to_vec()), PayloadKind::Elf);
+    // A kernel for 32-bit processors.
+    let small = patched(cloudhv(), 4, &[1]);
+    assert_eq!(kind(small.clone()), PayloadKind::Elf);
+    assert!(matches!(error_of(small), BootError::Elf32));
+}
+
+#[test]
 fn files_that_are_no_kernels_are_named() {
     for (content, name) in [
         (&b""[..], "empty"),
@@ -383,7 +477,7 @@ fn bzimages_that_cannot_boot_say_why() {
 
 #[test]
 fn a_truncated_kernel_is_refused_wherever_it_ends() {
-    for whole in [elf(), bz_image()] {
+    for whole in [elf(), bz_image(), cloudhv()] {
         for len in (0..whole.len()).step_by(37) {
             let error = error_of(whole[..len].to_vec());
             assert!(
@@ -401,16 +495,22 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(2000))]
     #[test]
     fn damaged_kernels_give_an_error_or_a_kernel_within_ram(
-        is_elf in any::<bool>(),
+        whole in prop::sample::select(vec![elf(), bz_image(), cloudhv()]),
         damage in prop::collection::vec((0usize..0x280, any::<u8>()), 1..8),
         wide in prop::collection::vec((0usize..0x278, any::<u64>()), 0..3),
     ) {
-        let mut file = if is_elf { elf() } else { bz_image() };
+        let mut file = whole;
         for (at, byte) in damage {
             file[at] = byte;
         }
         for (at, value) in wide {
             file[at..at + 8].copy_from_slice(&value.to_le_bytes());
+        }
+        let (map, memory) = machine(64 * MIB, 64 * MIB);
+        if let Ok(guest) = load_firmware(&memory, &map, &mut Cursor::new(file.clone())) {
+            let firmware = guest.kernel.footprint;
+            prop_assert!(firmware.start >= MIB && firmware.end() <= 64 * MIB);
+            prop_assert!(write_boot_data(&memory, &map, &guest, RSDP).is_ok());
         }
         let (map, memory) = small();
         let guest = load(
