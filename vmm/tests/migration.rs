@@ -27,6 +27,8 @@ use vmm_migration::frame::{HEADER, Header, Kind};
 mod applications;
 #[path = "migration/door.rs"]
 mod door;
+#[path = "migration/firmware.rs"]
+mod firmware;
 #[path = "migration/hanging_flush.rs"]
 mod hanging_flush;
 #[path = "migration/lanes.rs"]

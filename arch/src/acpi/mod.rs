@@ -36,10 +36,11 @@ const TABLE_ALIGNMENT: u64 = 64;
 /// Size of the header of a system description table.
 const TABLE_HEADER_SIZE: u32 = 36;
 
-/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5, table 5.10): no VGA to probe, no ASPM, no CMOS clock. The bit
-/// for a keyboard controller is clear so that the guest does not wait for its replies; its reset
-/// line works anyway.
-const BOOT_ARCH: u16 = 1 << 2 | 1 << 4 | 1 << 5;
+/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5, table 5.10): no VGA to probe, no ASPM. The bit for a keyboard
+/// controller is clear so that the guest does not wait for its replies; its reset line works anyway.
+const BOOT_ARCH: u16 = 1 << 2 | 1 << 4;
+/// The same field: no CMOS clock.
+const NO_CMOS_CLOCK: u16 = 1 << 5;
 
 /// Why the tables cannot be written.
 #[derive(Debug, thiserror::Error)]
@@ -87,6 +88,8 @@ pub struct Machine<'a> {
     pub boot_vcpus: u32,
     /// Whether there is an ACPI power management timer at [`ACPI_PM_TIMER_PORT`].
     pub pm_timer: bool,
+    /// Whether the guest is to use the CMOS clock at [`CMOS_PORT`](crate::layout::CMOS_PORT).
+    pub cmos_clock: bool,
     /// Whether there is a watchdog at [`ACPI_WATCHDOG_PORT`](crate::layout::ACPI_WATCHDOG_PORT).
     pub watchdog: bool,
     /// NUMA nodes; empty for a machine with uniform memory.
@@ -251,7 +254,8 @@ fn fadt(machine: &Machine, dsdt: u64) -> Vec<u8> {
     fadt.reset_value = ACPI_RESET_VALUE;
     fadt.sleep_control_reg = byte_port(ACPI_SLEEP_CONTROL_PORT);
     fadt.sleep_status_reg = byte_port(ACPI_SLEEP_STATUS_PORT);
-    fadt.iapc_boot_arch = BOOT_ARCH.into();
+    let clock = if machine.cmos_clock { 0 } else { NO_CMOS_CLOCK };
+    fadt.iapc_boot_arch = (BOOT_ARCH | clock).into();
     fadt.hypervisor_vendor_identity = u64::from_le_bytes(*b"GANTRY\0\0").into();
     if machine.pm_timer {
         fadt = fadt.flag(Flags::TmrValExt);

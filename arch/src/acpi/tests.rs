@@ -10,6 +10,7 @@ fn machine<'a>(map: &'a AddressMap, topology: &'a Topology) -> Machine<'a> {
         topology,
         boot_vcpus: topology.vcpus(),
         pm_timer: true,
+        cmos_clock: false,
         watchdog: false,
         numa: &[],
         iommu: None,
@@ -102,6 +103,19 @@ fn the_root_pointer_leads_to_every_table_and_all_add_up_to_zero() {
     );
     let fadt = table(address(&xsdt[36..44]));
     assert!(table(address(&fadt[140..148])).starts_with(b"DSDT"));
+}
+
+#[test]
+fn only_firmware_is_told_of_the_cmos_clock() {
+    let (map, topology) = (map(1), Topology::flat(1).unwrap());
+    for (cmos_clock, flags) in [(false, 0x34), (true, 0x14)] {
+        let machine = Machine {
+            cmos_clock,
+            ..machine(&map, &topology)
+        };
+        let tables = tables(&machine).unwrap();
+        assert_eq!(find(&tables, b"FACP")[109..111], [flags, 0]);
+    }
 }
 
 #[test]

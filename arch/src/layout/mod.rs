@@ -133,6 +133,10 @@ pub const KVM_TSS_SIZE: u64 = 3 * PAGE_SIZE;
 pub const I8042_PORT: u16 = 0x60;
 /// Ports that the keyboard controller decodes.
 pub const I8042_PORT_COUNT: u16 = 5;
+/// Index of the CMOS clock's registers; the next port is their data.
+pub const CMOS_PORT: u16 = 0x70;
+/// Ports that the CMOS clock decodes.
+pub const CMOS_PORT_COUNT: u16 = 2;
 /// POST codes.
 pub const DEBUG_PORT: u16 = 0x80;
 /// Debug console: bytes that are written to it appear in the log.

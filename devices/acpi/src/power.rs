@@ -28,6 +28,9 @@ pub const PM_TIMER_HZ: u32 = 3_579_545;
 
 /// Reset register, sleep control and sleep status, one byte each in this order (3 bytes).
 ///
+/// The value that enters S5 does so in the reset register, too: edk2 writes it there (CloudHv.h,
+/// `CLOUDHV_ACPI_SHUTDOWN_IO_ADDRESS`).
+///
 /// They have no state: the status register always reads 0, because no sleep state is ever left.
 pub struct PowerRegisters {
     events: GuestEventHandler,
@@ -53,7 +56,9 @@ impl BusDevice for PowerRegisters {
         let sleep_type = (value >> SLEEP_TYPE_SHIFT) & SLEEP_TYPE_MASK;
         match offset {
             RESET if value == ACPI_RESET_VALUE => (self.events)(GuestEvent::Reset),
-            SLEEP_CONTROL if value & SLEEP_ENABLE != 0 && sleep_type == ACPI_SLEEP_TYPE_S5 => {
+            RESET | SLEEP_CONTROL
+                if value & SLEEP_ENABLE != 0 && sleep_type == ACPI_SLEEP_TYPE_S5 =>
+            {
                 (self.events)(GuestEvent::Shutdown);
             }
             _ => {}
@@ -151,23 +156,28 @@ mod tests {
         let (device, events) = registers();
         device.write(1, &[5 << 2 | 1 << 5]);
         device.write(0, &[1]);
+        device.write(0, &[0x34]);
         assert_eq!(
             *events.lock().unwrap(),
-            [GuestEvent::Shutdown, GuestEvent::Reset]
+            [
+                GuestEvent::Shutdown,
+                GuestEvent::Reset,
+                GuestEvent::Shutdown
+            ]
         );
         for (offset, value) in [
             (1, 5 << 2),
             (1, 3 << 2 | 1 << 5),
             (0, 0),
             (2, 0x34),
-            (0, 0x34),
+            (0, 5 << 2),
         ] {
             device.write(offset, &[value]);
         }
         device.write(0, &[1, 0]);
         device.write(u64::MAX, &[1]);
         device.write(0, &[]);
-        assert_eq!(events.lock().unwrap().len(), 2);
+        assert_eq!(events.lock().unwrap().len(), 3);
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! The host bridge at device 0 of each segment: it only indicates that there is a bus.
+//! The host bridge at device 0 of each segment: it indicates that there is a bus, and to firmware
+//! which machine this is.
 
 use serde_json::Value;
 
@@ -17,6 +18,14 @@ const IDENTITY: Identity = Identity {
     class: 0x06_0000,
 };
 
+/// The host bridge by which edk2's CloudHv target knows the machines that it supports (CloudHv.h,
+/// `CLOUDHV_DEVICE_ID`). It stops at others.
+const FOR_FIRMWARE: Identity = Identity {
+    vendor: 0x8086,
+    device: 0x0d57,
+    ..IDENTITY
+};
+
 /// Function 00.0 of a segment.
 pub struct HostBridge {
     config: ConfigSpace,
@@ -27,6 +36,13 @@ impl HostBridge {
     pub fn new() -> Self {
         Self {
             config: ConfigSpace::new(IDENTITY),
+        }
+    }
+
+    /// Creates the host bridge that firmware expects, in its power-on state.
+    pub fn for_firmware() -> Self {
+        Self {
+            config: ConfigSpace::new(FOR_FIRMWARE),
         }
     }
 }

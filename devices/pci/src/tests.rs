@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use serde_json::Value;
 
 use super::{
-    BarAddress, BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, Identity,
+    BarAddress, BarIndex, BarKind, BarRequest, Bdf, ConfigError, ConfigSpace, HostBridge, Identity,
     LifecycleError, PciError, PciFunction, PciSegment, Seat, SegmentConfig,
 };
 use crate::testing::{MMIO32, MMIO64, PORTS, Rig};
@@ -241,6 +241,17 @@ fn a_bar_that_fits_nowhere_is_refused() {
 }
 
 #[test]
+fn small_bars_below_4_gib_leave_room_for_a_large_one() {
+    let rig = Rig::new();
+    for tag in 1..20 {
+        rig.plug(Plain::new(tag, &[(0, MEMORY32, 0x1_0000)]));
+    }
+    // Half of what bus 0 has.
+    let bdf = rig.plug(Plain::new(99, &[(0, MEMORY32, 1 << 27)]));
+    assert_eq!(u64::from(rig.config_read(bdf, 0x10)), MMIO32.first);
+}
+
+#[test]
 fn a_device_does_without_ports_where_there_are_none() {
     let rig = Rig::new();
     let config = SegmentConfig {
@@ -325,9 +336,25 @@ fn the_configuration_ports_show_the_same_space() {
     select(0x3c);
     rig.pio.write(0xcfc, &[0x42]);
     assert_eq!(rig.config_read(bdf, 0x3c), 0x42);
+    // A byte at 0xcf9 is for the reset register of some chipsets.
+    rig.pio.write(0xcf9, &[6]);
+    rig.pio.read(0xcf9, &mut data[..1]);
+    assert_eq!(data[0], 0xff);
+    rig.pio.read(0xcfc, &mut data[..1]);
+    assert_eq!(data[0], 0x42, "still selected");
     rig.pio.write(0xcf8, &0u32.to_le_bytes());
     rig.pio.read(0xcfc, &mut data);
     assert_eq!(data, [0xff; 4], "not enabled");
+}
+
+#[test]
+fn firmware_finds_the_host_bridge_that_it_supports() {
+    let rig = Rig::new();
+    let at = Bdf::default();
+    assert_eq!(rig.config_read(at, 0), 0x0008_1b36);
+    rig.segment.set_host_bridge(HostBridge::for_firmware());
+    assert_eq!(rig.config_read(at, 0), 0x0d57_8086);
+    assert_eq!(rig.config_read(at, 8), 0x0600_0000);
 }
 
 #[test]

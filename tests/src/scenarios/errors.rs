@@ -182,7 +182,7 @@ fn unsupported(context: &Context) -> Result<()> {
         json!({"tpm": {"socket": "/tmp/s"}}),
         json!({"vdpa": [{"path": "/dev/v", "num_queues": 1}]}),
         json!({"platform": {"tdx": true}}),
-        json!({"payload": {"firmware": "/fw"}}),
+        json!({"payload": {"igvm": "/fw"}}),
         json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 1, "kvm_hyperv": true}}),
     ] {
         let mut config = vm(&gantry.serial);

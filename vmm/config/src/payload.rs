@@ -9,7 +9,7 @@ use super::check::{self, Invalid, Problem};
 /// What the guest boots.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct PayloadConfig {
-    /// Firmware.
+    /// Firmware: an ELF file with a PVH entry, such as edk2's `CLOUDHV.fd`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub firmware: Option<PathBuf>,
     /// Linux kernel: bzImage, or ELF with a PVH entry.
@@ -33,16 +33,35 @@ impl PayloadConfig {
     /// Checks whether the configuration is valid.
     pub fn validate(&self) -> Result<(), Invalid> {
         let unsupported = [
-            ("firmware", self.firmware.is_some(), "booting firmware"),
             ("igvm", self.igvm.is_some(), "IGVM files"),
             ("host_data", self.host_data.is_some(), "confidential guests"),
         ];
         for (place, wanted, what) in unsupported {
             check::unsupported(wanted, place, what, "boot a Linux kernel (kernel)")?;
         }
+        if self.firmware.is_some() {
+            return self.validate_firmware();
+        }
         if self.kernel.is_none() {
-            let advice = "name a bzImage or an ELF kernel with a PVH entry";
+            let advice = "name a bzImage or an ELF kernel with a PVH entry, or give firmware";
             return Err(Problem::Missing(advice).at("kernel"));
+        }
+        Ok(())
+    }
+
+    fn validate_firmware(&self) -> Result<(), Invalid> {
+        let conflict = |with, advice| Err(Problem::Conflict { with, advice }.at("firmware"));
+        if self.kernel.is_some() {
+            return conflict(
+                "a kernel",
+                "they name two things to boot: leave one of them out",
+            );
+        }
+        if self.initramfs.is_some() {
+            return conflict(
+                "an initramfs",
+                "the boot loader of the disk has its own: leave it out, or boot a kernel",
+            );
         }
         Ok(())
     }

@@ -104,10 +104,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
         (json!({"rtc": {}}), "rtc: not supported"),
         (json!({"iommu": true}), "iommu: not supported"),
         (
-            json!({"payload": {"firmware": "/f"}}),
-            "payload.firmware: not supported",
-        ),
-        (
             json!({"payload": {"igvm": "/f"}}),
             "payload.igvm: not supported",
         ),
@@ -282,6 +278,32 @@ fn numbers_out_of_range_are_named_with_their_range() {
         "vsock.cid: 2 is not between 3 and",
     );
     assert_invalid(|c| c.payload.kernel = None, "payload.kernel: is missing");
+    assert_invalid(
+        |c| c.payload.firmware = Some("/f".into()),
+        "payload.firmware: cannot go together with a kernel",
+    );
+    let firmware = |c: &mut VmConfig| {
+        c.payload.kernel = None;
+        c.payload.firmware = Some("/f".into());
+    };
+    assert_invalid(
+        |c| {
+            firmware(c);
+            c.payload.initramfs = Some("/i".into());
+        },
+        "payload.firmware: cannot go together with an initramfs",
+    );
+    assert_invalid(
+        |c| {
+            firmware(c);
+            c.accel_server = serde_json::from_value(json!({"socket": "/s"})).unwrap();
+        },
+        "payload.firmware: cannot go together with accel_server",
+    );
+    let mut valid = minimal();
+    firmware(&mut valid);
+    valid.payload.cmdline = Some("quiet".to_owned());
+    valid.validate().unwrap();
     assert_invalid(
         |c| c.console.mode = ConsoleMode::File,
         "console.file: is missing",

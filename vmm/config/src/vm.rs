@@ -193,6 +193,11 @@ impl VmConfig {
         self.cpus.validate().map_err(within("cpus"))?;
         self.memory.validate().map_err(within("memory"))?;
         self.payload.validate().map_err(within("payload"))?;
+        if self.payload.firmware.is_some() && self.accel_server.is_some() {
+            let with = "accel_server, which makes a hole in memory";
+            let advice = "boot a kernel";
+            return Err(Problem::Conflict { with, advice }.at("payload.firmware"));
+        }
         if let Some(platform) = &self.platform {
             platform.validate().map_err(within("platform"))?;
         }

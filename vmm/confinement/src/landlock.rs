@@ -217,7 +217,9 @@ pub(crate) fn paths(config: &VmConfig) -> Result<Vec<Rule>, LandlockError> {
     let mut rules = common();
     // A VM that was saved or comes from another host needs these only when it boots again, and may not have them here.
     let payload = &config.payload;
-    let payload = payload.kernel.iter().chain(&payload.initramfs);
+    let payload = (payload.firmware.iter())
+        .chain(&payload.kernel)
+        .chain(&payload.initramfs);
     let payload = payload.filter(|path| path.exists());
     rules.extend(payload.map(|path| (path.clone(), read)));
     let devices = config.all_devices().into_iter();

@@ -1,35 +1,99 @@
-//! Loads a kernel into a new machine.
+//! Loads a kernel or firmware into a new machine.
 
-use std::{fs::File, path::Path};
+use std::{
+    fs::File,
+    path::{Path, PathBuf},
+};
 
-use arch::{acpi, boot, layout::GENERATION_ID_START, smbios};
+use arch::{
+    acpi,
+    boot::{self, PayloadKind},
+    layout::GENERATION_ID_START,
+    smbios,
+};
 use base::regular_file::{self, Links};
 use vm_memory::GuestAddressSpace;
-use vmm_config::{PlatformConfig, VmConfig};
+use vmm_config::{PayloadConfig, PlatformConfig, VmConfig};
 
-use super::{Machine, error::MachineError, generation::Generation, kinds::iommu::Iommu};
+use super::{
+    Machine, devices::Reach, error::MachineError, generation::Generation, kinds::iommu::Iommu,
+};
+
+/// The file that a machine boots from.
+pub(super) struct Payload {
+    path: PathBuf,
+    file: File,
+    kind: PayloadKind,
+}
+
+impl Payload {
+    /// Opens the configured file.
+    pub(super) fn open(config: &PayloadConfig) -> Result<Self, MachineError> {
+        let (what, path) = match (&config.firmware, &config.kernel) {
+            (Some(path), _) => ("firmware", path),
+            (None, Some(path)) => ("kernel", path),
+            (None, None) => return Err(MachineError::NoKernel),
+        };
+        let mut file = open(what, path)?;
+        let path = path.clone();
+        let kind = match (&config.firmware, PayloadKind::of(&mut file)) {
+            (Some(_), _) => PayloadKind::Firmware,
+            (None, Ok(kind)) => kind,
+            (None, Err(source)) => return Err(MachineError::Boot { path, source }),
+        };
+        Ok(Self { path, file, kind })
+    }
+
+    /// Whether it is known to be firmware.
+    pub(super) fn is_firmware(&self) -> bool {
+        self.kind == PayloadKind::Firmware
+    }
+
+    /// What it has to reach. Some firmware, which uses disks only, looks like a kernel.
+    pub(super) fn reach(&self) -> Reach {
+        match self.kind {
+            PayloadKind::BzImage => Reach::Nothing,
+            PayloadKind::Elf => Reach::Bootable,
+            PayloadKind::Firmware => Reach::Virtio,
+        }
+    }
+
+    fn failed(&self) -> impl Fn(boot::BootError) -> MachineError + use<> {
+        let path = self.path.clone();
+        move |source| MachineError::Boot {
+            path: path.clone(),
+            source,
+        }
+    }
+}
 
 impl Machine {
-    /// Loads the configured payload, describes the machine to it, and adds the vCPUs.
-    pub(super) fn load(&mut self, config: &VmConfig) -> Result<(), MachineError> {
-        let kernel_path = config
-            .payload
-            .kernel
-            .as_ref()
-            .ok_or(MachineError::NoKernel)?;
-        let mut kernel = open("kernel", kernel_path)?;
-        let mut initramfs = match &config.payload.initramfs {
-            Some(path) => Some(open("initramfs", path)?),
-            None => None,
-        };
+    /// Loads the payload, describes the machine to it, and adds the vCPUs.
+    pub(super) fn load(
+        &mut self,
+        mut payload: Payload,
+        config: &VmConfig,
+    ) -> Result<(), MachineError> {
         let memory = &*self.ram.memory().memory();
-        let failed = |source| MachineError::Boot {
-            kernel: kernel_path.clone(),
-            source,
-        };
+        let failed = payload.failed();
         let cmdline = config.payload.cmdline.as_deref().unwrap_or("");
-        let guest = boot::load(memory, &self.map, &mut kernel, initramfs.as_mut(), cmdline)
-            .map_err(failed)?;
+        let guest = if payload.is_firmware() {
+            if config.payload.initramfs.is_some() {
+                return Err(failed(boot::BootError::FirmwareWithInitramfs));
+            }
+            if !cmdline.is_empty() {
+                log::warn!("the command line is ignored: the boot loader of the disk has its own");
+            }
+            boot::load_firmware(memory, &self.map, &mut payload.file)
+        } else {
+            let mut initramfs = match &config.payload.initramfs {
+                Some(path) => Some(open("initramfs", path)?),
+                None => None,
+            };
+            let kernel = &mut payload.file;
+            boot::load(memory, &self.map, kernel, initramfs.as_mut(), cmdline)
+        }
+        .map_err(&failed)?;
         let nodes = super::numa::segments(config);
         let mut aml = vec![self.devices.aml(nodes)];
         aml.extend(self.platform.aml());
@@ -40,6 +104,7 @@ impl Machine {
                 topology: &self.topology,
                 boot_vcpus: config.cpus.boot_vcpus,
                 pm_timer: true,
+                cmos_clock: payload.is_firmware(),
                 watchdog: config.watchdog,
                 numa: &super::numa::nodes(config, &self.map, &self.ram, &self.devices)?,
                 iommu: Iommu::of(config).map(|iommu| iommu.described()),
@@ -50,7 +115,7 @@ impl Machine {
         smbios::write(memory, &smbios_strings(&platform)?)?;
         self.generation = Some(Generation::at(GENERATION_ID_START));
         self.renew_generation()?;
-        let entry = boot::write_boot_data(memory, &self.map, &guest, rsdp).map_err(failed)?;
+        let entry = boot::write_boot_data(memory, &self.map, &guest, rsdp).map_err(&failed)?;
         self.cpus.boot(config.cpus.boot_vcpus, &entry)?;
         Ok(())
     }

@@ -24,8 +24,9 @@ use devices::{
     memory::{AddressSpace, GuestMemory},
     msi::MsiController,
     pci::{
-        Bdf, CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, Ecam, PciAml, PciError, PciSegment,
-        PortWindows, Seat, SegmentConfig, SharedFunction, Window,
+        BarKind, BarRequest, Bdf, CONFIG_PORTS_BASE, CONFIG_PORTS_LEN, ConfigPorts, Ecam,
+        HostBridge, PciAml, PciError, PciSegment, PortWindows, Seat, SegmentConfig, SharedFunction,
+        Window,
     },
     thread::ThreadSpawner,
     virtio::{
@@ -33,7 +34,7 @@ use devices::{
         blk::SharedRateLimiter,
         discard::Discards,
         iommu::Endpoints,
-        pci::{VirtioPciFunction, VirtioPciResources},
+        pci::{BarPlace, VirtioPciFunction, VirtioPciResources},
     },
 };
 use serde::{Deserialize, Serialize};
@@ -96,6 +97,17 @@ impl VirtualIommu {
             segments: segments.to_vec(),
         })
     }
+}
+
+/// Which devices are plugged in where firmware reaches them, below 4 GiB: it does not reach everything above.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Reach {
+    /// None.
+    Nothing,
+    /// Those that are [bootable](DeviceKind::BOOTABLE).
+    Bootable,
+    /// All virtio devices.
+    Virtio,
 }
 
 /// What a device may use while it is being created.
@@ -166,6 +178,9 @@ pub trait DeviceKind: HasCommonConfig {
     /// Whether another process maps the guest's RAM for it. What that process touches first is zero there, so all RAM
     /// must have been restored before.
     const SHARES_RAM: bool = false;
+
+    /// Whether firmware boots from it.
+    const BOOTABLE: bool = false;
 
     /// Where it is to be placed.
     fn slot(&self) -> Slot {
@@ -252,6 +267,8 @@ pub struct Plugged {
     pub handle: Handle,
     /// Whether it can be removed from a running guest.
     pub removable: bool,
+    /// A virtio device whose BAR is below 4 GiB, where firmware reaches it.
+    is_reached: bool,
     function: SharedFunction,
 }
 
@@ -284,6 +301,8 @@ pub struct Devices {
     resources: VirtioPciResources,
     surroundings: Surroundings,
     plugged: BTreeMap<String, Plugged>,
+    /// What is plugged in where firmware reaches it.
+    reach: Reach,
     /// Removed, but possibly still in use by a vCPU.
     leaving: Vec<SharedFunction>,
     resets: Resets,
@@ -364,11 +383,29 @@ impl Devices {
             resources,
             surroundings,
             plugged: BTreeMap::new(),
+            reach: Reach::Nothing,
             leaving: Vec::new(),
             resets,
             pio: Arc::clone(&buses.pio),
             mmio: Arc::clone(&buses.mmio),
         })
+    }
+
+    /// Shows the host bridge that firmware expects, before the guest runs.
+    pub fn show_firmware(&self) {
+        if let Some(first) = self.segments.first() {
+            first.set_host_bridge(HostBridge::for_firmware());
+        }
+    }
+
+    /// Sets what is plugged in where firmware reaches it, from now on.
+    pub fn set_reach(&mut self, reach: Reach) {
+        self.reach = reach;
+    }
+
+    /// Whether a virtio device has been plugged in where firmware reaches it.
+    pub fn are_reached(&self) -> bool {
+        self.plugged.values().any(|device| device.is_reached)
     }
 
     /// The PCI part of the DSDT, with the NUMA nodes of segments as (segment, node).
@@ -489,14 +526,30 @@ impl Devices {
                 id: id.clone(),
                 source: Box::new(source),
             })?;
+        let is_virtio = matches!(made.function, MadeFunction::Virtio(_));
         let function: SharedFunction = match made.function {
             MadeFunction::Pci(function) => function,
             MadeFunction::Virtio(device) => {
-                let function = VirtioPciFunction::new(device, self.resources.clone());
-                let function = function.map_err(|source| MachineError::Function {
-                    id: id.clone(),
-                    source,
-                })?;
+                // Firmware sees segment 0 only.
+                let is_reached = segment.config().segment == 0
+                    && match self.reach {
+                        Reach::Nothing => false,
+                        Reach::Bootable => K::BOOTABLE,
+                        Reach::Virtio => true,
+                    };
+                let bar = match is_reached {
+                    true => BarPlace::Below4G,
+                    false => BarPlace::Anywhere,
+                };
+                let function = VirtioPciFunction::new(device, self.resources.clone())
+                    .and_then(|mut function| {
+                        function.place_bar(bar)?;
+                        Ok(function)
+                    })
+                    .map_err(|source| MachineError::Function {
+                        id: id.clone(),
+                        source,
+                    })?;
                 Arc::new(std::sync::Mutex::new(function))
             }
         };
@@ -509,9 +562,12 @@ impl Devices {
             id: id.clone(),
             source,
         })?;
+        let is_low = |bar: BarRequest| matches!(bar.kind, BarKind::Memory32 { .. });
+        let is_reached = is_virtio && lock(&function).config().bars().any(is_low);
         let plugged = Plugged {
             kind: K::NAME,
             bdf,
+            is_reached,
             handle: made.handle,
             removable: config.is_removable(),
             function,

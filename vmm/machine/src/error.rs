@@ -78,7 +78,7 @@ pub enum MachineError {
     /// The file to boot from.
     #[error("cannot open the {what} {}", path.display())]
     OpenPayload {
-        /// Kernel or initramfs.
+        /// Kernel, firmware or initramfs.
         what: &'static str,
         /// The file.
         path: PathBuf,
@@ -86,13 +86,15 @@ pub enum MachineError {
         source: io::Error,
     },
     /// Nothing to boot.
-    #[error("there is no kernel to boot: set payload.kernel (--kernel)")]
+    #[error(
+        "there is nothing to boot: set payload.kernel (--kernel) or payload.firmware (--firmware)"
+    )]
     NoKernel,
-    /// The kernel.
-    #[error("cannot boot {}", kernel.display())]
+    /// The kernel or the firmware.
+    #[error("cannot boot {}", path.display())]
     Boot {
-        /// The kernel.
-        kernel: PathBuf,
+        /// The kernel or the firmware.
+        path: PathBuf,
         /// The cause.
         source: BootError,
     },

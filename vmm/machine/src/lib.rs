@@ -7,7 +7,7 @@
 //! ```
 //!
 //! - [`platform`]: fixed devices; [`devices`]: those on PCI, each kind in [`kinds`].
-//! - [`boot`]: kernel, ACPI and SMBIOS; [`placement`] and [`numa`]: layout of memory.
+//! - [`boot`]: kernel or firmware, ACPI and SMBIOS; [`placement`] and [`numa`]: layout of memory.
 //! - [`save`]: snapshots; [`images`]: disk images that are opened before the machine is made; `coredump`: core dumps for
 //!   debuggers; `resize`: resizing a running machine; `gate`: machines that are stopped while they serve others.
 //! - [`moving`]: machines that leave for another host or arrive from one; [`applications`]: the applications of their
@@ -69,10 +69,11 @@ use vmm_memory::{ExtraMemory, Ram, Region, RegionKind, data::Pagemap};
 use vmm_snapshot::{lazy::LazyRestore, memory_file::Untouched};
 
 use self::{
+    boot::Payload,
     buses::Buses,
     consoles::Consoles,
     device_pages::DevicePages,
-    devices::{Devices, SavedDevice, Surroundings, VirtualIommu, pluggable},
+    devices::{Devices, Reach, SavedDevice, Surroundings, VirtualIommu, pluggable},
     error::MachineError,
     events::MachineEvent,
     generation::Generation,
@@ -107,6 +108,8 @@ pub struct Machine {
     torn_out: BTreeSet<Bdf>,
     /// The generation ID, if the guest knows of it.
     generation: Option<Generation>,
+    /// It boots firmware, which sees the host bridge that it expects.
+    firmware: bool,
     ram: Ram,
     topology: Topology,
     map: AddressMap,
@@ -116,15 +119,19 @@ pub struct Machine {
 impl Machine {
     /// Creates a machine that is ready to boot, paused. Devices without a name get one in `config`.
     pub fn boot(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
+        let payload = Payload::open(&config.payload)?;
         let mut machine = Self::assemble(config, host)?;
+        machine.show_firmware(payload.is_firmware());
+        machine.devices.set_reach(payload.reach());
         machine.plug_all(config)?;
+        machine.devices.set_reach(Reach::Nothing);
         // Memory that was plugged in before a reboot, or that the configuration starts with.
         let plugged = config.memory.hotplugged_size.unwrap_or(0);
         if config.memory.hotplug_method == HotplugMethod::Acpi && plugged > 0 {
             let wanted = placement::boot_size(config).saturating_add(plugged);
             machine.add_memory(config, wanted)?;
         }
-        machine.load(config)?;
+        machine.load(payload, config)?;
         Ok(machine)
     }
 
@@ -163,6 +170,7 @@ impl Machine {
                 .as_ref()
                 .map(|backend| Box::new(backend.output()) as Box<_>),
             watchdog: config.watchdog,
+            ram: [map.low_ram(), map.high_ram()].map(|range| range.size),
             start: host.start,
         })?;
         plug_debug_console(config, &backends, &buses)?;
@@ -227,12 +235,21 @@ impl Machine {
             lazy: None,
             torn_out: BTreeSet::new(),
             generation: None,
+            firmware: false,
             platform,
             ram,
             topology,
             map,
             vm,
         })
+    }
+
+    /// Sets whether the machine looks as firmware expects, before it runs.
+    fn show_firmware(&mut self, firmware: bool) {
+        self.firmware = firmware;
+        if firmware {
+            self.devices.show_firmware();
+        }
     }
 
     fn plug_all(&mut self, config: &mut VmConfig) -> Result<(), MachineError> {

@@ -118,9 +118,11 @@ impl Machine {
 
     /// The state of the paused machine, in the format of the state file.
     pub fn departing_state(&self) -> Result<Vec<u8>, MachineError> {
-        state_file::encode(&self.state()?).map_err(|source| MachineError::StateFile {
-            path: "of the migration".into(),
-            source,
+        state_file::encode(&self.state()?, self.state_version()).map_err(|source| {
+            MachineError::StateFile {
+                path: "of the migration".into(),
+                source,
+            }
         })
     }
 

@@ -13,7 +13,7 @@ use devices::{
     },
     bus::{BusDevice, BusError},
     guest_event::GuestEventHandler,
-    legacy::{DebugPort, I8042, I8042State, Serial, SerialAml, SerialState},
+    legacy::{Cmos, CmosState, DebugPort, I8042, I8042State, Serial, SerialAml, SerialState},
     pci::{HOTPLUG_SIZE, HotplugController, HotplugState, PciBuses, SlotEvent},
 };
 use hypervisor::Vm;
@@ -38,6 +38,7 @@ pub struct Platform {
     pub pci: Arc<HotplugController>,
     serial: Option<Arc<Serial>>,
     i8042: Arc<I8042>,
+    cmos: Arc<Cmos>,
     pm_timer: Arc<PmTimer>,
     watchdog: Option<Arc<Watchdog>>,
 }
@@ -51,6 +52,9 @@ pub struct PlatformState {
     pci: HotplugState,
     serial: Option<SerialState>,
     i8042: I8042State,
+    /// States of older versions have none.
+    #[serde(default)]
+    cmos: CmosState,
     pm_timer: PmTimerState,
     /// Only of machines that have one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -92,6 +96,8 @@ pub struct PlatformSetup<'a> {
     pub serial: Option<Box<dyn std::io::Write + Send>>,
     /// Whether there is a watchdog.
     pub watchdog: bool,
+    /// RAM below and above 4 GiB at boot, in bytes.
+    pub ram: [u64; 2],
     /// When the process started.
     pub start: std::time::Instant,
 }
@@ -109,6 +115,7 @@ impl Platform {
             pci_buses,
             serial,
             watchdog,
+            ram: [below_4g, above_4g],
             start,
         } = setup;
         let line = |gsi| {
@@ -159,6 +166,7 @@ impl Platform {
             None => None,
         };
         let i8042 = Arc::new(I8042::new(guest_events()));
+        let cmos = Arc::new(Cmos::new(below_4g, above_4g, guest_events()));
         let pm_timer = Arc::new(PmTimer::new());
         let watchdog = watchdog.then(|| Arc::new(Watchdog::new(Arc::clone(events.watchdog()))));
         let platform = Self {
@@ -168,6 +176,7 @@ impl Platform {
             pci,
             serial,
             i8042,
+            cmos,
             pm_timer,
             watchdog,
         };
@@ -204,6 +213,11 @@ impl Platform {
                 layout::I8042_PORT,
                 layout::I8042_PORT_COUNT,
                 self.i8042.clone(),
+            ),
+            (
+                layout::CMOS_PORT,
+                layout::CMOS_PORT_COUNT,
+                self.cmos.clone(),
             ),
             (layout::DEBUG_PORT, 1, Arc::new(DebugPort::new(start))),
             (layout::ACPI_RESET_PORT, 3, power),
@@ -274,6 +288,7 @@ impl Platform {
             pci: self.pci.save(),
             serial: self.serial.as_ref().map(|serial| serial.save()),
             i8042: self.i8042.save(),
+            cmos: self.cmos.save(),
             pm_timer: self.pm_timer.save(),
             watchdog: self.watchdog().map(Watchdog::save),
         }
@@ -285,6 +300,7 @@ impl Platform {
         self.memory.restore(state.memory)?;
         self.pci.restore(&state.pci);
         self.i8042.restore(state.i8042);
+        self.cmos.restore(&state.cmos);
         self.pm_timer.restore(state.pm_timer);
         if let (Some(serial), Some(state)) = (&self.serial, state.serial) {
             serial.restore(state)?;

@@ -58,6 +58,9 @@ pub struct SavedMachine {
     /// The place of the generation ID. Guests that were saved before version 5 do not know of it.
     #[serde(default)]
     generation: Option<Generation>,
+    /// It has booted firmware.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    firmware: bool,
 }
 
 /// How the guest's clocks continue.
@@ -210,6 +213,8 @@ impl Saving {
 /// paused.
 pub struct Image {
     state: SavedMachine,
+    /// Version of the state.
+    version: u32,
     config: VmConfig,
     regions: Vec<Region>,
     untouched: Untouched,
@@ -241,9 +246,11 @@ impl Image {
         })
         .map_err(io_at(&config_path))?;
         let state_path = staged.path(vmm_snapshot::STATE);
-        state_file::write(&state_path, &self.state).map_err(|source| MachineError::StateFile {
-            path: state_path,
-            source,
+        state_file::write(&state_path, &self.state, self.version).map_err(|source| {
+            MachineError::StateFile {
+                path: state_path,
+                source,
+            }
         })?;
         let _seal = writing.seal().map_err(io_at(&directory))?;
         staged.commit().map_err(io_at(&directory))
@@ -260,6 +267,7 @@ impl Machine {
     pub fn image(&self, config: &VmConfig) -> Result<Image, MachineError> {
         Ok(Image {
             state: self.state()?,
+            version: self.state_version(),
             config: config.clone(),
             regions: self.ram.regions().to_vec(),
             untouched: self.untouched(),
@@ -335,6 +343,14 @@ impl Machine {
         self.announce_generation()
     }
 
+    /// The version of its state: the oldest that has all of it.
+    pub fn state_version(&self) -> u32 {
+        match self.firmware || self.devices.are_reached() {
+            true => state_file::VERSION,
+            false => state_file::WITHOUT_FIRMWARE,
+        }
+    }
+
     /// The state of the paused machine, without its memory.
     pub(super) fn state(&self) -> Result<SavedMachine, MachineError> {
         let cpus = self.cpus.save()?;
@@ -349,6 +365,7 @@ impl Machine {
             memory: Vec::new(),
             saved_at: Some(wall_time()),
             generation: self.generation,
+            firmware: self.firmware,
         })
     }
 
@@ -382,6 +399,7 @@ impl Machine {
         config: &mut VmConfig,
         state: &mut SavedMachine,
     ) -> Result<(), MachineError> {
+        self.show_firmware(state.firmware);
         let mut saved: BTreeMap<_, _> = std::mem::take(&mut state.devices)
             .into_iter()
             .map(|device| (device.id.clone(), device))

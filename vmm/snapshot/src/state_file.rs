@@ -13,8 +13,12 @@ const FORMAT: &str = "gantry-state";
 
 /// Version of everything that a state contains. It is incremented with each incompatible change.
 /// Version 4 contains the state of a guest's own VMs; a version 3 state has none. Version 5 contains
-/// the time at which it was saved, and the place of the guest's generation ID.
-pub const VERSION: u32 = 5;
+/// the time at which it was saved, and the place of the guest's generation ID. Version 6 contains
+/// what firmware has found: a host bridge, devices below 4 GiB, a clock.
+pub const VERSION: u32 = 6;
+
+/// The version of states without that, so that older programs read them.
+pub const WITHOUT_FIRMWARE: u32 = 5;
 
 /// The oldest version that can be read.
 pub const OLDEST: u32 = 3;
@@ -60,11 +64,12 @@ pub enum StateFileError {
     Contents(#[from] serde_json::Error),
 }
 
-/// Writes `state` to a new file; the file is durable when this returns.
-pub fn write(path: &Path, state: &impl Serialize) -> Result<(), StateFileError> {
+/// Writes `state`, which needs a reader of this version, to a new file; the file is durable when
+/// this returns.
+pub fn write(path: &Path, state: &impl Serialize, version: u32) -> Result<(), StateFileError> {
     // Registers are as secret as memory.
     let file = super::memory_file::create_private(path)?;
-    io::Write::write_all(&mut &file, &encode(state)?)?;
+    io::Write::write_all(&mut &file, &encode(state, version)?)?;
     file.sync_all()?;
     Ok(())
 }
@@ -74,12 +79,12 @@ pub fn read<T: DeserializeOwned>(path: &Path) -> Result<T, StateFileError> {
     decode(&regular_file::read(path, Links::Refuse, MAX_BYTES)?)
 }
 
-/// Encodes the contents of a state file.
-pub fn encode(state: &impl Serialize) -> Result<Vec<u8>, StateFileError> {
+/// Encodes the contents of a state file that needs a reader of this version.
+pub fn encode(state: &impl Serialize, version: u32) -> Result<Vec<u8>, StateFileError> {
     let body = serde_json::to_vec(state)?;
     let header = Header {
         format: FORMAT.to_owned(),
-        version: VERSION,
+        version,
         gantry: env!("CARGO_PKG_VERSION").to_owned(),
         bytes: body.len(),
         crc32: crc32fast::hash(&body),
@@ -124,7 +129,7 @@ mod tests {
     fn a_state_comes_back_as_it_was() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("state.json");
-        write(&path, &vec![1_u64, 2, 3]).unwrap();
+        write(&path, &vec![1_u64, 2, 3], VERSION).unwrap();
         assert_eq!(read::<Vec<u64>>(&path).unwrap(), [1, 2, 3]);
     }
 
@@ -141,7 +146,7 @@ mod tests {
 
     #[test]
     fn any_flipped_bit_or_cut_is_noticed() {
-        let bytes = encode(&vec![1_u64, 2, 3]).unwrap();
+        let bytes = encode(&vec![1_u64, 2, 3], VERSION).unwrap();
         for at in 0..bytes.len() - 1 {
             let mut damaged = bytes.clone();
             damaged[at] ^= 1;
@@ -155,7 +160,7 @@ mod tests {
 
     #[test]
     fn another_version_is_named() {
-        let text = String::from_utf8(encode(&0).unwrap()).unwrap();
+        let text = String::from_utf8(encode(&0, VERSION).unwrap()).unwrap();
         let own = format!("\"version\":{VERSION}");
         assert!(text.contains(&own), "{text}");
         for other in [OLDEST - 1, VERSION + 1] {

@@ -6,6 +6,7 @@ use clap::Command;
 /// The options that are explained, with short texts.
 const SHOWN: &[(&str, &str)] = &[
     ("kernel", "Linux kernel to boot"),
+    ("firmware", "Firmware that boots the system on a disk"),
     ("initramfs", "Initial file system"),
     ("cmdline", "Kernel command line"),
     ("cpus", "Virtual processors: boot=N"),
@@ -61,7 +62,7 @@ mod tests {
         let text = of(whole).render_long_help().to_string();
         assert!(text.lines().count() < 110, "{}", text.lines().count());
         assert!(text.contains("--help-all"));
-        for hidden in ["--firmware", "--watchdog", "--pvpanic", "--numa"] {
+        for hidden in ["--watchdog", "--pvpanic", "--numa"] {
             assert!(!text.contains(hidden), "{hidden}");
         }
     }
@@ -70,13 +71,13 @@ mod tests {
     fn all_options_are_explained_where_all_are_asked_for() {
         let text = super::super::help_all();
         let (living, refused) = text.split_once(super::super::vm::UNSUPPORTED).unwrap();
-        for name in ["--firmware", "--fs", "--vdpa", "--tpm", "--rtc"] {
+        for name in ["--fs", "--vdpa", "--tpm", "--rtc"] {
             assert!(
                 refused.contains(name) && !living.contains(&format!("{name} ")),
                 "{name}"
             );
         }
-        for name in ["--numa", "--pvpanic", "--watchdog"] {
+        for name in ["--firmware", "--numa", "--pvpanic", "--watchdog"] {
             assert!(living.contains(name), "{name}");
         }
     }

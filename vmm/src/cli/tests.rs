@@ -80,12 +80,16 @@ fn a_vm_without_a_kernel_is_refused() {
         .vm
         .into_config(None)
         .unwrap_err();
-    assert!(error.to_string().contains("add --kernel"));
-    let error = parse("gantry --firmware /f")
-        .vm
-        .into_config(None)
-        .unwrap_err();
-    assert!(matches!(error, VmArgsError::Invalid(_)));
+    assert!(error.to_string().contains("add --kernel or --firmware"));
+    let firmware = parse("gantry --firmware /f").vm.into_config(None);
+    let payload = firmware.unwrap().unwrap().payload;
+    assert_eq!(payload.firmware.as_deref(), Some(Path::new("/f")));
+    assert!(refused("gantry --firmware /f --kernel /k").contains("cannot be used with"));
+    let error = parse("gantry --firmware /f --initramfs /i");
+    assert!(matches!(
+        error.vm.into_config(None),
+        Err(VmArgsError::Invalid(_))
+    ));
     let error = parse("gantry --kernel /k --fs tag=t,socket=/s");
     assert!(error.vm.into_config(None).is_err());
 }

@@ -19,7 +19,7 @@ pub const UNSUPPORTED: &str = "Not supported yet, and refused";
 #[derive(Debug, thiserror::Error)]
 pub enum VmArgsError {
     /// There is nothing to boot.
-    #[error("the options describe a VM, but not what it boots; add --kernel")]
+    #[error("the options describe a VM, but not what it boots; add --kernel or --firmware")]
     NoPayload,
     /// Options that describe a VM cannot be combined with `--restore`.
     #[error(
@@ -40,6 +40,10 @@ pub struct VmArgs {
     #[arg(long, value_name = "FILE")]
     pub kernel: Option<PathBuf>,
 
+    /// Firmware to boot, which finds the system on a disk: an ELF file with a PVH entry, such as edk2's CLOUDHV.fd.
+    #[arg(long, value_name = "FILE", conflicts_with = "kernel")]
+    pub firmware: Option<PathBuf>,
+
     /// Kernel command line.
     #[arg(long, value_name = "TEXT", allow_hyphen_values = true)]
     pub cmdline: Option<String>,
@@ -47,10 +51,6 @@ pub struct VmArgs {
     /// Initial file system.
     #[arg(long, value_name = "FILE")]
     pub initramfs: Option<PathBuf>,
-
-    /// Firmware to boot (not supported yet).
-    #[arg(long, value_name = "FILE", help_heading = UNSUPPORTED)]
-    pub firmware: Option<PathBuf>,
 
     /// Virtual processors: boot=N,max=N,topology=threads:cores:dies:packages,
     /// affinity=[VCPU@[CPUS]],features=[amx],profile=host|x86-64-v2|x86-64-v3,nested=on|off,max_phys_bits=N,

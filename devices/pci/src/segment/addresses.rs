@@ -120,11 +120,24 @@ impl PciSegment {
             } else {
                 bar.size.max(0x1000)
             };
-            let range = free
-                .allocate(bar.size, align, AllocPolicy::FirstMatch)
-                .ok()?;
+            let mut policies = policies(bus, bar).iter();
+            let range = policies.find_map(|policy| free.allocate(bar.size, align, *policy).ok())?;
             Some(range.start())
         })
+    }
+}
+
+/// Where a place for a BAR is looked for first, and then. Small ones of bus 0 go to the end of the
+/// window below 4 GiB, so that they leave its aligned start to large ones, which may be plugged in
+/// later.
+fn policies(bus: u8, bar: BarRequest) -> &'static [AllocPolicy] {
+    /// Smaller BARs are small.
+    const SMALL: u64 = 1 << 20;
+    match bar.kind {
+        BarKind::Memory32 { .. } if bus == 0 && bar.size < SMALL => {
+            &[AllocPolicy::LastMatch, AllocPolicy::FirstMatch]
+        }
+        _ => &[AllocPolicy::FirstMatch],
     }
 }
 

@@ -209,6 +209,21 @@ impl PciSegment {
         })
     }
 
+    /// Replaces the host bridge, which has no state yet, before the guest runs.
+    pub fn set_host_bridge(&self, bridge: HostBridge) {
+        if let Some(slot) = self.slots.lock_unpoisoned().get_mut(&self.host_bridge()) {
+            slot.function = Arc::new(Mutex::new(bridge));
+        }
+    }
+
+    /// The host bridge's address.
+    fn host_bridge(&self) -> Bdf {
+        Bdf {
+            segment: self.config.segment,
+            ..Bdf::default()
+        }
+    }
+
     /// Sets the handler for resets by the guest of a function or of the bus behind a root port.
     /// Without a handler they stay in reset. Only the first call has an effect.
     pub fn on_reset(&self, handler: ResetHandler) {

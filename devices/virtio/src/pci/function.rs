@@ -50,21 +50,78 @@ pub struct VirtioPciResources {
     pub doorbells: Arc<dyn Doorbells>,
 }
 
+/// Where the BAR of a function may be.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
+pub enum BarPlace {
+    /// Anywhere: the BAR has 64 bits.
+    #[default]
+    Anywhere,
+    /// Below 4 GiB: the BAR has 32 bits.
+    Below4G,
+}
+
+impl BarPlace {
+    fn is_default(&self) -> bool {
+        *self == Self::default()
+    }
+
+    fn kind(self) -> BarKind {
+        let prefetchable = false;
+        match self {
+            Self::Anywhere => BarKind::Memory64 { prefetchable },
+            Self::Below4G => BarKind::Memory32 { prefetchable },
+        }
+    }
+}
+
 /// The saved state of a function and its device.
 #[derive(Debug, Serialize, Deserialize)]
 pub struct VirtioPciState {
+    #[serde(default, skip_serializing_if = "BarPlace::is_default")]
+    bar: BarPlace,
     config: ConfigSpaceState,
     msix: MsixState,
     transport: TransportState,
     device: Value,
 }
 
+/// Configuration space and what the function has to find in it.
+struct Registers {
+    config: ConfigSpace,
+    msix: MsixCapability,
+    /// Offset of the capability through which firmware reaches the BAR.
+    access: usize,
+}
+
+impl Registers {
+    /// Those of a device with this many interrupt vectors.
+    fn new(identity: Identity, vectors: u16, bar: BarPlace) -> Result<Self, ConfigError> {
+        let mut config = ConfigSpace::new(identity);
+        config.add_bar(BarRequest {
+            index: BAR,
+            kind: bar.kind(),
+            size: BAR_SIZE,
+        })?;
+        let msix = MsixCapability::add(
+            &mut config,
+            vectors,
+            (BAR, TABLE_OFFSET as u32),
+            (BAR, PENDING_OFFSET as u32),
+        )?;
+        let access = add_capabilities(&mut config)?;
+        Ok(Self {
+            config,
+            msix,
+            access,
+        })
+    }
+}
+
 /// A virtio device on a PCI bus.
 pub struct VirtioPciFunction {
-    config: ConfigSpace,
-    msix_capability: MsixCapability,
-    /// Offset of the capability through which firmware reaches the BAR.
-    access_capability: usize,
+    identity: Identity,
+    bar: BarPlace,
+    registers: Registers,
     msix: Arc<MsixTable>,
     msi: Arc<dyn MsiController>,
     transport: Arc<Transport>,
@@ -86,31 +143,19 @@ impl VirtioPciFunction {
         let kicks: Result<Vec<_>, _> = sizes.iter().map(|_| EventFd::new(EFD_NONBLOCK)).collect();
         let kicks = kicks.map_err(VirtioPciError::EventFd)?;
         let id = FIRST_DEVICE + device.device_type().number;
-        let mut config = ConfigSpace::new(Identity {
+        let identity = Identity {
             vendor: VENDOR,
             device: id,
             subsystem_vendor: VENDOR,
             subsystem: id,
             revision: 1,
             class: device.device_type().class,
-        });
-        config.add_bar(BarRequest {
-            index: BAR,
-            kind: BarKind::Memory64 {
-                prefetchable: false,
-            },
-            size: BAR_SIZE,
-        })?;
+        };
         // One vector per queue and one for configuration changes; at most MAX_QUEUES + 1.
         let vectors = count as u16 + 1;
+        let bar = BarPlace::default();
+        let registers = Registers::new(identity, vectors, bar)?;
         let msix = Arc::new(MsixTable::new(vectors));
-        let msix_capability = MsixCapability::add(
-            &mut config,
-            vectors,
-            (BAR, TABLE_OFFSET as u32),
-            (BAR, PENDING_OFFSET as u32),
-        )?;
-        let access_capability = add_capabilities(&mut config)?;
         let VirtioPciResources {
             memory,
             msi,
@@ -124,13 +169,27 @@ impl VirtioPciFunction {
             msix: Arc::clone(&msix),
         });
         Ok(Self {
-            config,
-            msix_capability,
-            access_capability,
+            identity,
+            bar,
+            registers,
             msix,
             msi,
             transport: Arc::new(transport),
         })
+    }
+
+    /// Sets where the BAR may be, before the function is plugged in. A restored function has the kind
+    /// of BAR with which it was saved.
+    ///
+    /// # Errors
+    ///
+    /// As for a new function, whose configuration space this lays out again.
+    pub fn place_bar(&mut self, bar: BarPlace) -> Result<(), ConfigError> {
+        if bar != self.bar {
+            self.registers = Registers::new(self.identity, self.msix.count(), bar)?;
+            self.bar = bar;
+        }
+        Ok(())
     }
 
     #[cfg(test)]
@@ -138,20 +197,27 @@ impl VirtioPciFunction {
         Arc::clone(&self.transport)
     }
 
+    /// Offset of the data window into the BAR.
+    fn window_data(&self) -> usize {
+        self.registers.access + PciAccess::DATA
+    }
+
     /// Whether a configuration access touches the data window into the BAR.
     fn touches_window(&self, offset: usize, len: usize) -> bool {
-        let window = self.access_capability + PciAccess::DATA;
+        let window = self.window_data();
         offset < window + 4 && window < offset.saturating_add(len)
     }
 
     /// The BAR offset and length that the window shows, if the guest has set it up as 4.1.4.9.1
     /// requires.
     fn window(&self) -> Option<(u64, usize)> {
-        let at = self.access_capability;
+        let Registers {
+            config, access: at, ..
+        } = &self.registers;
         let mut bar = [0];
-        self.config.read(at + PciAccess::BAR, &mut bar);
-        let offset = u64::from(self.config.read_u32(at + PciAccess::OFFSET));
-        let len = self.config.read_u32(at + PciAccess::LEN);
+        config.read(at + PciAccess::BAR, &mut bar);
+        let offset = u64::from(config.read_u32(at + PciAccess::OFFSET));
+        let len = config.read_u32(at + PciAccess::LEN);
         let aligned = matches!(len, 1 | 2 | 4) && offset % u64::from(len) == 0;
         let inside = bar[0] == BAR.get() && offset + u64::from(len) <= BAR_SIZE;
         (aligned && inside).then_some((offset, len as usize))
@@ -160,11 +226,11 @@ impl VirtioPciFunction {
 
 impl PciFunction for VirtioPciFunction {
     fn config(&self) -> &ConfigSpace {
-        &self.config
+        &self.registers.config
     }
 
     fn config_mut(&mut self) -> &mut ConfigSpace {
-        &mut self.config
+        &mut self.registers.config
     }
 
     fn read_config(&mut self, offset: usize, data: &mut [u8]) {
@@ -173,21 +239,20 @@ impl PciFunction for VirtioPciFunction {
         {
             let mut value = [0; 4];
             self.transport.read(at, &mut value[..len]);
-            self.config
-                .set(self.access_capability + PciAccess::DATA, &value);
+            self.registers.config.set(self.window_data(), &value);
         }
-        self.config.read(offset, data);
+        self.registers.config.read(offset, data);
     }
 
     fn write_config(&mut self, offset: usize, data: &[u8]) {
-        self.config.write(offset, data);
-        self.msix_capability.update(&self.config, &self.msix);
+        let Registers { config, msix, .. } = &mut self.registers;
+        config.write(offset, data);
+        msix.update(config, &self.msix);
         if self.touches_window(offset, data.len())
             && let Some((at, len)) = self.window()
         {
             let mut value = [0; 4];
-            self.config
-                .read(self.access_capability + PciAccess::DATA, &mut value);
+            self.registers.config.read(self.window_data(), &mut value);
             self.transport.write(at, &value[..len]);
         }
     }
@@ -236,7 +301,8 @@ impl PciFunction for VirtioPciFunction {
     fn save(&mut self) -> Result<Value, LifecycleError> {
         let (transport, device) = self.transport.save()?;
         Ok(serde_json::to_value(VirtioPciState {
-            config: self.config.save(),
+            bar: self.bar,
+            config: self.registers.config.save(),
             msix: self.msix.save(),
             transport,
             device,
@@ -245,18 +311,20 @@ impl PciFunction for VirtioPciFunction {
 
     fn restore(&mut self, state: Value) -> Result<(), LifecycleError> {
         let state: VirtioPciState = serde_json::from_value(state)?;
-        self.config.restore(&state.config)?;
+        self.place_bar(state.bar)?;
+        self.registers.config.restore(&state.config)?;
         self.transport.restore(&state.transport, state.device)?;
         self.msix.restore(&state.msix)?;
         // The capability is what the guest reads, so it takes precedence.
-        self.msix_capability.update(&self.config, &self.msix);
+        let Registers { config, msix, .. } = &self.registers;
+        msix.update(config, &self.msix);
         Ok(())
     }
 
     fn reset(&mut self) -> Result<(), LifecycleError> {
         self.transport.reset();
         self.msix.reset();
-        self.config.reset();
+        self.registers.config.reset();
         Ok(())
     }
 

@@ -5,7 +5,7 @@
 //! the function's lock:
 //!
 //! ```text
-//!   BAR 0 (64 bits wide, 64 KiB)
+//!   BAR 0 (64 KiB; 64 bits wide, or 32 where firmware has to reach it)
 //!   0x0000  common configuration     Transport, under its lock: negotiation, queue addresses,
 //!                                      activation on the vCPU that writes DRIVER_OK
 //!   0x1000  ISR status               atomics of Interrupt
@@ -25,7 +25,9 @@ mod layout;
 mod queue;
 mod transport;
 
-pub use function::{VirtioPciError, VirtioPciFunction, VirtioPciResources, VirtioPciState};
+pub use function::{
+    BarPlace, VirtioPciError, VirtioPciFunction, VirtioPciResources, VirtioPciState,
+};
 pub use layout::{
     BAR_SIZE, COMMON_OFFSET, DEVICE_OFFSET, ISR_OFFSET, NOTIFY_MULTIPLIER, NOTIFY_OFFSET,
     PENDING_OFFSET, TABLE_OFFSET, common, status,

@@ -7,14 +7,14 @@ use std::{
 
 use device_model::lifecycle::{ActivateError, StateError, Unanswered};
 use pci::{
-    BarIndex, Bdf, LifecycleError, PciError, PciFunction,
-    testing::{MMIO64, Rig},
+    BarIndex, Bdf, LifecycleError, PciError, PciFunction, Seat,
+    testing::{MMIO32, MMIO64, Rig},
 };
 use serde_json::{Value, json};
 use virtio_queue::QueueT;
 
 use super::{
-    BAR_SIZE, NOTIFY_OFFSET, PENDING_OFFSET, VirtioPciFunction, common,
+    BAR_SIZE, BarPlace, NOTIFY_OFFSET, PENDING_OFFSET, VirtioPciFunction, common,
     status::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FEATURES_OK, NEEDS_RESET},
 };
 use crate::{
@@ -586,6 +586,49 @@ fn a_saved_device_goes_on_elsewhere_with_nothing_lost() {
 }
 
 #[test]
+fn a_bar_that_firmware_reaches_stays_below_4_gib() {
+    let rig = Rig::new();
+    let (mut first, _) = function(&rig);
+    first.place_bar(BarPlace::Below4G).unwrap();
+    let bdf = rig.plug(first);
+    let bar = |rig: &Rig, bdf: Bdf| rig.config_read(bdf, 0x10);
+    let at = bar(&rig, bdf);
+    assert!((MMIO32.first..MMIO32.last).contains(&u64::from(at)));
+    assert_eq!(rig.config_read(bdf, 0x14), 0);
+    rig.config_write(bdf, 0x10, &[0xff; 4]);
+    assert_eq!(bar(&rig, bdf), (BAR_SIZE as u32).wrapping_neg());
+    rig.config_write(bdf, 0x10, &(at - 0x2_0000).to_le_bytes());
+    rig.enable(bdf, true);
+    // The number of queues is 2.
+    let queues = u64::from(at) - 0x2_0000 + common::NUM_QUEUES as u64;
+    assert_eq!(rig.read(queues) & 0xffff, 2);
+    let state = with_function(&rig, bdf, |function| function.save().unwrap());
+
+    // Where nothing is said, as in states of older versions, the BAR has 64 bits.
+    assert_eq!(state["bar"], json!("Below4G"));
+    let rig = Rig::new();
+    let (bdf, _) = plug(&rig);
+    let older = with_function(&rig, bdf, |function| function.save().unwrap());
+    assert_eq!(older.get("bar"), None);
+    for (state, place) in [(state, BarPlace::Anywhere), (older, BarPlace::Below4G)] {
+        let target = Rig::new();
+        let (mut function, _) = function(&target);
+        function.place_bar(place).unwrap();
+        let function = Arc::new(Mutex::new(function));
+        let plugged = target
+            .segment
+            .plug_saved(function, Seat::ANY, state.clone());
+        let bdf = plugged.unwrap();
+        let again = with_function(&target, bdf, |function| function.save().unwrap());
+        assert_eq!(again, state);
+        match place {
+            BarPlace::Anywhere => assert_eq!(target.read(queues) & 0xffff, 2),
+            BarPlace::Below4G => assert_eq!(bar(&target, bdf) & 0xf, 4),
+        }
+    }
+}
+
+#[test]
 fn a_device_that_no_driver_had_started_is_not_started_by_a_restore() {
     let rig = Rig::new();
     let (bdf, _) = plug(&rig);
@@ -615,12 +658,14 @@ fn a_forged_state_is_refused() {
         ("/transport/queues/0/registers/driver", json!(1u64 << 50)),
         ("/transport/queues/0/registers/size", json!(3)),
         ("/msix/entries", json!([])),
+        ("/bar", json!("Below1M")),
         ("/config/registers", json!([[2, 0]])),
         ("/config/registers", json!([[4096, 0]])),
         ("/config/registers", json!([[0, 0]])),
         ("/device", json!("x")),
     ] {
         let mut forged = state.clone();
+        forged["bar"] = json!("Anywhere");
         *forged.pointer_mut(pointer).unwrap() = value;
         let target = Rig::new();
         let (bdf, seen) = plug(&target);

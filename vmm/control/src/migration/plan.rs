@@ -16,7 +16,6 @@ use vmm_migration::{
     source::{FIXED, Wishes},
     tunnel::Tls,
 };
-use vmm_snapshot::state_file;
 
 use super::{
     super::requests::failed,
@@ -83,7 +82,7 @@ pub(super) fn make(
     let offer = Offer {
         protocol: Offer::needed_version(lanes, has_applications, postcopy),
         lanes,
-        state_version: state_file::VERSION,
+        state_version: machine.state_version(),
         gantry: env!("CARGO_PKG_VERSION").to_owned(),
         config: offered_config,
         regions: machine.moving_ram().iter().map(offered).collect(),

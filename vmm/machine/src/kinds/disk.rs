@@ -19,6 +19,7 @@ use super::{
 
 impl DeviceKind for DiskConfig {
     const NAME: &'static str = "disk";
+    const BOOTABLE: bool = true;
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let image = image(self, surroundings.arriving)?;
