@@ -191,6 +191,11 @@ pub trait PciFunction: Send {
         Err(LifecycleError::Unsupported("reset"))
     }
 
+    /// Whether a driver of the guest has used the function, as far as the function knows.
+    fn had_driver(&self) -> bool {
+        false
+    }
+
     /// Counters for `vm.counters` and the metrics, as (name, value) pairs.
     fn counters(&self) -> Vec<(&'static str, u64)> {
         Vec::new()

@@ -7,6 +7,7 @@
 //! ```
 //!
 //! - [`life`]: the states of a VM; [`last_resort`]: termination that does not depend on storage.
+//! - [`early_resets`]: guests that reset themselves again and again.
 //! - [`gate`]: machines that are stopped while they serve others.
 //! - [`migration`]: machines that leave for another host or arrive from one; [`compatible`]: whether this host supports
 //!   what their guests have seen.
@@ -22,6 +23,7 @@ mod accel;
 mod applications;
 mod booting;
 mod compatible;
+mod early_resets;
 pub mod events;
 mod gate;
 mod host_names;
@@ -59,6 +61,7 @@ use vmm_sys_util::epoll::EventSet;
 use self::{
     accel::Moving,
     booting::Adding,
+    early_resets::EarlyResets,
     last_resort::LastResort,
     life::Life,
     migration::Migrations,
@@ -171,6 +174,7 @@ pub struct Control {
     migrations: Migrations,
     removals: Removals,
     storage: StorageWaits,
+    early_resets: EarlyResets,
     /// Moves of accelerators' applications in progress, by the accelerator's name.
     moves: BTreeMap<String, Moving>,
     /// Requests for disks whose images are being opened.
@@ -312,6 +316,7 @@ impl Control {
             life: Life::default(),
             migrations: Migrations::new().map_err(host("create an event"))?,
             removals: Removals::new().map_err(host("create a timer"))?,
+            early_resets: EarlyResets::default(),
             storage: StorageWaits::new().map_err(host("create a timer"))?,
             moves: BTreeMap::new(),
             adding: BTreeMap::new(),
@@ -360,6 +365,7 @@ impl Control {
             MachineEvent::Guest(GuestEvent::Reset) | MachineEvent::Cpu(CpuEvent::Reset) => {
                 log::info!("the guest has asked for a reset");
                 self.monitor.emit("guest", "reset", &[]);
+                self.count_early_reset();
                 self.abandon_migration();
                 self.end_when_quiet(GuestWish::Reset);
             }
@@ -408,6 +414,21 @@ impl Control {
                 }
             }
             MachineEvent::PciRefused { slot, status } => self.refused(slot, status),
+        }
+    }
+
+    /// Reports a guest that resets itself again and again.
+    fn count_early_reset(&mut self) {
+        let has_driver = match self.life.machine_mut() {
+            Some(machine) => machine.devices().had_driver(),
+            None => return,
+        };
+        if self.early_resets.reset(Instant::now(), has_driver) {
+            log::warn!(
+                "the guest resets itself again and again, each time soon after it has booted, without a driver for any \
+                 device: its kernel or firmware cannot start here; to see why, add --debug-console or --serial, or give \
+                 the VM more memory"
+            );
         }
     }
 

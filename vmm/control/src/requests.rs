@@ -1,6 +1,8 @@
 //! The implementation of each API call.
 
-use std::{collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, sync::Arc, time::Instant,
+};
 
 use vmm_api::{
     AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, PciDeviceInfo, Reply, Request,
@@ -21,6 +23,7 @@ use vmm_machine::{
 use super::{
     Advance, Control, ExitReason,
     booting::{Booter, Booting},
+    early_resets::EarlyResets,
     life::{Life, RunState},
     migration::{Job, OVER, host_error},
     storage,
@@ -150,6 +153,7 @@ impl Control {
         // The watchdog's reset may have been under way.
         self.sender.watchdog().forget_reset();
         self.life = Life::None;
+        self.early_resets = EarlyResets::default();
         self.forget_disks(OVER);
         self.monitor.emit("vm", "deleted", &[]);
         Ok(Response::Empty)
@@ -177,6 +181,7 @@ impl Control {
         let mut machine = Machine::boot(&mut config, host).map_err(|e| failed(&e))?;
         machine.resume().map_err(|e| failed(&e))?;
         log::info!("the VM has booted after {:?}", self.started.elapsed());
+        self.early_resets.booted(Instant::now());
         self.life = Life::Live {
             config,
             machine: Box::new(machine),

@@ -750,6 +750,16 @@ impl Devices {
             .collect()
     }
 
+    /// Whether a driver of the guest has used a device. A device that a vCPU is busy with counts, so that nobody waits for
+    /// it.
+    pub fn had_driver(&self) -> bool {
+        let mut plugged = self.plugged.values();
+        plugged.any(|device| match device.function.try_lock() {
+            Ok(function) => function.had_driver(),
+            Err(_) => true,
+        })
+    }
+
     /// The disks, by name.
     fn disks(&self) -> impl Iterator<Item = (&String, &devices::virtio::blk::Handle)> {
         self.plugged

@@ -328,6 +328,10 @@ impl PciFunction for VirtioPciFunction {
         Ok(())
     }
 
+    fn had_driver(&self) -> bool {
+        self.transport.had_driver()
+    }
+
     fn counters(&self) -> Vec<(&'static str, u64)> {
         self.transport.counters()
     }

@@ -212,6 +212,19 @@ fn features_ok_is_refused_for_wrong_features_and_wrong_order() {
 }
 
 #[test]
+fn that_there_was_a_driver_outlasts_its_reset_of_the_device() {
+    let rig = Rig::new();
+    let (bdf, _seen) = plug(&rig);
+    let had_driver = || with_function(&rig, bdf, |function| function.had_driver());
+    assert!(!had_driver());
+    let driver = started(&rig, bdf);
+    assert!(had_driver());
+    driver.set_status(0);
+    assert_eq!(driver.status(), 0);
+    assert!(had_driver());
+}
+
+#[test]
 fn driver_ok_without_features_ok_starts_nothing() {
     let rig = Rig::new();
     let (bdf, seen) = plug(&rig);

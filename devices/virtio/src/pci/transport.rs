@@ -106,10 +106,13 @@ pub(super) struct Transport {
     interrupt: Arc<Interrupt>,
     msix: Arc<MsixTable>,
     kicks: Arc<[EventFd]>,
+    had_driver: Arc<AtomicBool>,
 }
 
 struct Registers {
     device: Box<dyn VirtioDevice>,
+    /// A driver has been ready, whatever it did since.
+    had_driver: Arc<AtomicBool>,
     memory: GuestMemory,
     doorbells: Arc<dyn Doorbells>,
     interrupt: Arc<Interrupt>,
@@ -157,9 +160,12 @@ impl Transport {
             .iter()
             .map(|&size| QueueRegisters::new(size))
             .collect();
+        let had_driver = Arc::<AtomicBool>::default();
         Self {
+            had_driver: Arc::clone(&had_driver),
             registers: FairLock::new(Registers {
                 device,
+                had_driver,
                 memory,
                 doorbells,
                 interrupt: Arc::clone(&interrupt),
@@ -271,6 +277,11 @@ impl Transport {
         device: Value,
     ) -> Result<(), LifecycleError> {
         self.lock().restore(state, device)
+    }
+
+    /// Whether a driver has ever been ready.
+    pub(super) fn had_driver(&self) -> bool {
+        self.had_driver.load(Ordering::Relaxed)
     }
 
     pub(super) fn counters(&self) -> Vec<(&'static str, u64)> {
@@ -487,6 +498,7 @@ impl Registers {
         }
         self.status |= added;
         if added & status::DRIVER_OK != 0 {
+            self.had_driver.store(true, Ordering::Relaxed);
             self.start();
         }
     }
