@@ -19,6 +19,8 @@ const FOLDERS: &[&str] = &[
     "devices",
     // Metrics of machines, pools and arbiters.
     "exporter",
+    // Parts of devices for containers.
+    "kube",
     "gpu-mediator",
     "gf100",
     // The client side of devices that other processes serve.
