@@ -45,6 +45,8 @@ pub fn series(arbiter: &str, status: &Status) -> Series {
     for client in status.clients.iter().take(MOST) {
         let due = match client.workers {
             0 => 0.0,
+            // All are idle ones.
+            _ if weights == 0.0 => 0.0,
             _ => f64::from(client.weight) / weights,
         };
         let due = (metrics::CLIENT_DUE, due);
@@ -77,6 +79,7 @@ mod tests {
         Client {
             name: name.to_owned(),
             weight,
+            latency: 0,
             workers,
             device_time: 1_500_000_000,
             queueing_time: 250_000_000,

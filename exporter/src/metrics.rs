@@ -158,7 +158,7 @@ metrics! {
     CLIENT_MEMORY: Gauge "gantry_client_memory_bytes" ["arbiter", "client"]
         "Device memory that the client has.";
     CLIENT_WEIGHT: Gauge "gantry_client_weight" ["arbiter", "client"]
-        "The client's weight.";
+        "The client's weight; 0: it gets the device only while nobody else has work.";
     CLIENT_DUE: Gauge "gantry_client_due_ratio" ["arbiter", "client"]
         "The part of the device that the weight stands for, among clients that have workers.";
     CLIENT_WORKERS: Gauge "gantry_client_workers" ["arbiter", "client"]

@@ -161,6 +161,7 @@ fuzz_target!(|bytes: &[u8]| {
         slice_size: SMALLEST,
         device: String::new(),
         weight: 1,
+        latency: 0,
         memory: 1 << 20,
         pages,
         client: "guest".to_owned(),

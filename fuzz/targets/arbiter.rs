@@ -103,11 +103,13 @@ fn act(input: &mut Input, path: &PathBuf, peers: &mut Vec<Peer>) {
             let join = Join {
                 name,
                 weight,
+                latency: u32::from(input.u8()),
                 sliced,
             };
             let first = match which & 48 {
                 16 => First::Trial(join.name),
                 48 => First::Weight(join),
+                32 => First::Latency(join),
                 _ => First::Worker(join),
             };
             let _ = (&peer.stream).write_all(&first.to_bytes());

@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let join = Join {
         name: name.clone(),
         weight: weight.parse()?,
+        latency: 0,
         sliced: false,
     };
     let steps = steps.parse()?;

@@ -282,6 +282,7 @@ pub unsafe extern "C" fn gloop_join(
     let join = Join {
         name: client.to_string_lossy().into_owned(),
         weight,
+        latency: 0,
         sliced: false,
     };
     let socket = PathBuf::from(OsStr::from_bytes(socket.to_bytes()));

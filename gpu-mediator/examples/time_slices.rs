@@ -5,7 +5,10 @@
 
 use std::{io::Write, time::Duration};
 
-use gpu_mediator::simulator::{Experiment, Lengths, Outcome, Program, Slices, SwitchCosts, Vm};
+use gpu_mediator::{
+    policy::Class,
+    simulator::{Experiment, Lengths, Outcome, Program, Slices, SwitchCosts, Vm},
+};
 
 const TIME: Duration = Duration::from_secs(8);
 /// Number of random mixes.
@@ -19,10 +22,17 @@ fn mixes() -> Vec<Experiment> {
     );
     let often_away = || Program::steps(Duration::from_micros(1600), Duration::from_micros(3300));
     let mix = |name, vms: Vec<(u32, Program)>| {
-        let vm = |(weight, program)| Vm { weight, program };
+        let vm = |(weight, program)| Vm::new(weight, program);
         let vms = vms.into_iter().map(vm).collect();
         Experiment { name, vms }
     };
+    // The first one's class is another one.
+    let first = |class, mut mix: Experiment| {
+        mix.vms.iter_mut().take(1).for_each(|vm| vm.class = class);
+        mix
+    };
+    let latency = Class::Latency(Duration::from_millis(2));
+    let asks = || Program::steps(Duration::from_micros(1600), Duration::from_millis(20));
     vec![
         mix("train, train", vec![(1, train()), (3, train())]),
         mix("decode, train", vec![(1, decode()), (3, train())]),
@@ -35,6 +45,40 @@ fn mixes() -> Vec<Experiment> {
         mix(
             "six times train",
             [1, 2, 2, 3, 3, 4].map(|weight| (weight, train())).to_vec(),
+        ),
+        first(
+            latency,
+            mix(
+                "decode with latency, train",
+                vec![(1, decode()), (3, train())],
+            ),
+        ),
+        first(
+            latency,
+            mix(
+                "decode with latency, ahead",
+                vec![(1, decode()), (3, ahead())],
+            ),
+        ),
+        mix("asks, train", vec![(1, asks()), (3, train())]),
+        first(
+            latency,
+            mix("asks with latency, train", vec![(1, asks()), (3, train())]),
+        ),
+        mix(
+            "asks, three times train",
+            vec![(1, asks()), (1, train()), (2, train()), (3, train())],
+        ),
+        first(
+            latency,
+            mix(
+                "asks with latency, three times train",
+                vec![(1, asks()), (1, train()), (2, train()), (3, train())],
+            ),
+        ),
+        first(
+            Class::Idle,
+            mix("ahead as idle, train", vec![(1, ahead()), (1, train())]),
         ),
     ]
 }
@@ -53,7 +97,7 @@ fn random_mix(seed: u64) -> Experiment {
             (program.in_flight, program.batches) = (3, false);
         }
         let weight = random.choice([1, 1, 2, 3, 4]).unwrap_or(1);
-        Vm { weight, program }
+        Vm::new(weight, program)
     });
     Experiment {
         name: "random",

@@ -29,8 +29,12 @@ pub struct Status {
 pub struct Client {
     /// Its name.
     pub name: String,
-    /// Its weight.
+    /// Its weight; 0: it gets the device only while nobody else has work.
     pub weight: u32,
+    /// For how many milliseconds it waits at most for time slices of others, as long as it has had no more than its part; 0: that
+    /// does not matter.
+    #[serde(default)]
+    pub latency: u32,
     /// Number of its workers, one per application; for a virtual GPU, number of its channels.
     pub workers: usize,
     /// Nanoseconds of device time that it had.

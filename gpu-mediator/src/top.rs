@@ -21,6 +21,8 @@ use ratatui::{
     widgets::{Cell, Row, Table},
 };
 
+use remoting_turns::weight;
+
 use crate::status::{self, Client, Status};
 
 /// Interval at which the figures are fetched.
@@ -141,7 +143,7 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
         };
         Row::new([
             Cell::from(client.name.clone()),
-            Cell::from(client.weight.to_string()),
+            Cell::from(weight::text(client.weight)),
             Cell::from(match client.beside {
                 true => "unknown".to_owned(),
                 false => percent(row.share),

@@ -99,6 +99,7 @@ fn worker() {
     let join = Join {
         name,
         weight: if hog || hidden { 1 } else { 3 },
+        latency: 0,
         sliced: true,
     };
     let slices = Box::new(Said {

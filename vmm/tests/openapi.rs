@@ -254,10 +254,11 @@ impl Samples {
     /// All properties of an accelerator by one transport.
     fn accelerator(&self, transport: &str) -> Value {
         const GATE: [&str; 2] = ["server", "shared"];
-        const RING: [&str; 8] = [
+        const RING: [&str; 9] = [
             "socket",
             "device",
             "weight",
+            "latency",
             "memory",
             "window",
             "slices",

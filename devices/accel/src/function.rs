@@ -511,6 +511,7 @@ fn attachment(options: &Options) -> Attachment {
     let mut attachment = Attachment::new(spoken(api), options.slice_size);
     attachment.memory = options.memory;
     attachment.weight = options.weight;
+    attachment.latency = options.latency;
     attachment.client.clone_from(&options.client);
     attachment.compiled.clone_from(&options.compiled);
     attachment

@@ -84,8 +84,10 @@ pub struct Options {
     pub slice_size: u64,
     /// The devices offered, as `base::gpus` names them; empty: all devices.
     pub device: String,
-    /// Weight of this client in the sharing of the device.
+    /// Weight of this client in the sharing of the device; 0: only while nobody else has work.
     pub weight: u32,
+    /// For how many milliseconds it waits at most for time slices of others; 0: it does not matter.
+    pub latency: u32,
     /// Limit of device memory in bytes for all applications together; 0: no limit.
     pub memory: u64,
     /// Name of the client, for workers and arbiter.

@@ -114,6 +114,7 @@ fn options(folder: &std::path::Path) -> Options {
         slice_size: SMALLEST,
         device: "Some".to_owned(),
         weight: 3,
+        latency: 2,
         memory: 1 << 30,
         pages: 0,
         client: "vm".to_owned(),
@@ -274,6 +275,7 @@ fn a_worker_gets_its_slice_its_doorbell_and_its_interrupt_and_nothing_else() {
     assert_eq!(attachment.client, expected.client);
     assert_eq!(attachment.device, expected.device);
     assert_eq!(attachment.weight, expected.weight);
+    assert_eq!(attachment.latency, expected.latency);
     assert_eq!(attachment.memory, expected.memory);
     assert_eq!(attachment.slice, 2);
     assert_eq!(attachment.compiled, expected.compiled);

@@ -16,12 +16,14 @@
 //! - [`connection`]: a worker, from its introduction to its last word.
 //! - [`show`]: the status for readers.
 //! - [`tails`]: how long clients have waited.
+//! - [`terms`]: what a client may expect.
 //! - [`trials`]: pools that try the device's time slices.
 
 pub mod connection;
 mod show;
 mod slicing;
 mod tails;
+mod terms;
 mod trials;
 
 use std::{
@@ -45,11 +47,12 @@ use remoting_turns::{
 };
 use slicing::{Reported, Slicing};
 use tails::{Tails, WINDOW};
+use terms::{NoTerms, Terms};
 use trials::Trials;
 
 use crate::{
     Expected, Moment, Slice,
-    policy::{ClientId, Name, NoWeight, Weight},
+    policy::{ClientId, Name},
     scheduler::{Dispatch, Scheduler},
     status,
 };
@@ -99,7 +102,7 @@ enum Refused {
     #[error(transparent)]
     Connection(#[from] connection::Error),
     #[error(transparent)]
-    Weight(#[from] NoWeight),
+    Terms(#[from] NoTerms),
     #[error("there are {MOST} workers already")]
     Many,
     #[error("its process has a connection already")]
@@ -110,8 +113,8 @@ enum Refused {
 #[derive(Debug)]
 struct Vm {
     name: String,
-    weight: Weight,
-    /// Whether its weight was changed: it then does not go by what pools say.
+    terms: Terms,
+    /// Whether they were changed: they then do not go by what pools say.
     is_set: bool,
     workers: usize,
     /// Workers that want the device, in the order of their requests.
@@ -439,37 +442,38 @@ impl Arbiter {
                 return Ok(());
             }
             First::Weight(client) => {
-                let weight = Weight::try_from(client.weight)?;
-                let answer = match self.set_weight(&client.name, weight, Moment::now()) {
-                    true => weight::CHANGED,
-                    false => weight::UNKNOWN,
-                };
-                // There is room for it: nothing was written before.
-                let _ = (&*newcomer.into_stream()).write_all(&[answer]);
-                return Ok(());
+                let weight = client.weight;
+                return self.change(newcomer, &client.name, |terms| {
+                    Terms::new(weight, terms.latency())
+                });
+            }
+            First::Latency(client) => {
+                let latency = client.latency;
+                return self.change(newcomer, &client.name, |terms| {
+                    Terms::new(terms.number(), latency)
+                });
             }
         };
         if self.members.len() >= MOST {
             return Err(Refused::Many);
         }
         let worker = newcomer.into_worker()?;
-        let weight = Weight::try_from(join.weight)?;
-        // A client without workers may come back with a different weight.
-        self.forget(|vm| vm.name == join.name && vm.weight != weight && !vm.is_set);
+        let terms = Terms::new(join.weight, join.latency)?;
+        // A client without workers may come back with different terms.
+        self.forget(|vm| vm.name == join.name && vm.terms != terms && !vm.is_set);
         let known = self.vms.iter().find(|(_, vm)| vm.name == join.name);
         let vm = match known {
             Some((id, vm)) => {
-                if vm.weight != weight && !vm.is_set {
+                if vm.terms != terms && !vm.is_set {
                     log::warn!(
-                        "{}: weight {} stays as long as it has workers, and does not become {}",
+                        "{}: {} stays as long as it has workers, and does not become {terms}",
                         vm.name,
-                        vm.weight.get(),
-                        join.weight
+                        vm.terms
                     );
                 }
                 *id
             }
-            None => self.add(join.name, weight),
+            None => self.add(join.name, terms),
         };
         if let Some(vm) = self.vms.get_mut(&vm) {
             vm.workers += 1;
@@ -495,20 +499,39 @@ impl Arbiter {
         Ok(())
     }
 
-    /// Changes the weight of a client from now on. Returns whether there is one of this name.
-    fn set_weight(&mut self, name: &str, weight: Weight, now: Moment) -> bool {
-        let Some((id, vm)) = self.vms.iter_mut().find(|(_, vm)| vm.name == name) else {
-            return false;
+    /// Changes the terms of the client of this name as whoever has connected wishes, and answers.
+    fn change(
+        &mut self,
+        newcomer: Newcomer,
+        name: &str,
+        to: impl Fn(Terms) -> Result<Terms, NoTerms>,
+    ) -> Result<(), Refused> {
+        let answer = match self.set_terms(name, to, Moment::now())? {
+            true => weight::CHANGED,
+            false => weight::UNKNOWN,
         };
-        log::info!(
-            "{name}: weight {} becomes {}",
-            vm.weight.get(),
-            weight.get()
-        );
-        (vm.weight, vm.is_set) = (weight, true);
-        self.scheduler.set_weight(*id, weight, now);
-        self.slicing.set_weight(*id, weight);
-        true
+        // There is room for it: nothing was written before.
+        let _ = (&*newcomer.into_stream()).write_all(&[answer]);
+        Ok(())
+    }
+
+    /// Changes the terms of a client from now on. Returns whether there is one of this name.
+    fn set_terms(
+        &mut self,
+        name: &str,
+        to: impl Fn(Terms) -> Result<Terms, NoTerms>,
+        now: Moment,
+    ) -> Result<bool, NoTerms> {
+        let Some((id, vm)) = self.vms.iter_mut().find(|(_, vm)| vm.name == name) else {
+            // What nobody could have is refused nevertheless.
+            return to(Terms::default()).map(|_| false);
+        };
+        let terms = to(vm.terms)?;
+        log::info!("{name}: {} becomes {terms}", vm.terms);
+        (vm.terms, vm.is_set) = (terms, true);
+        self.scheduler.set_weight(*id, terms.weight, now);
+        self.slicing.set_terms(*id, terms);
+        Ok(true)
     }
 
     /// Has another window of waits begin if it is time.
@@ -536,16 +559,16 @@ impl Arbiter {
         });
     }
 
-    fn add(&mut self, name: String, weight: Weight) -> ClientId {
+    fn add(&mut self, name: String, terms: Terms) -> ClientId {
         if self.vms.len() >= MOST {
             self.forget(|_| true);
         }
         let id = ClientId(self.next.0);
         self.next.0 = self.next.0.wrapping_add(1);
-        self.scheduler.join(id, weight, Moment::now());
+        self.scheduler.join(id, terms.weight, Moment::now());
         let vm = Vm {
             name,
-            weight,
+            terms,
             is_set: false,
             workers: 0,
             waiting: VecDeque::new(),

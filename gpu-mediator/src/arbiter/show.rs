@@ -39,7 +39,8 @@ impl Arbiter {
                 });
             status::Client {
                 name: vm.name.clone(),
-                weight: vm.weight.get(),
+                weight: vm.terms.number(),
+                latency: vm.terms.latency(),
                 workers: vm.workers,
                 device_time: ((figures.device_time + vm.sliced).as_nanos() as u64)
                     .saturating_add(running),

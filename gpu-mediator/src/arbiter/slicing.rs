@@ -12,11 +12,11 @@ use std::{
 use base::note::Seldom;
 use remoting_turns::page::Mode;
 
-use super::{Arbiter, Member, Over};
+use super::{Arbiter, Member, Over, Terms};
 use crate::{
     Moment,
     policy::{
-        ClientId, Name, Weight,
+        Class, ClientId, Name,
         ledger::{LEAST_SLICE, Ledger, PERIOD, Report},
     },
 };
@@ -87,10 +87,11 @@ impl Slicing {
         self.mode.is_slices()
     }
 
-    /// A client's weight changes.
-    pub(super) fn set_weight(&mut self, client: ClientId, weight: Weight) {
+    /// A client's terms change.
+    pub(super) fn set_terms(&mut self, client: ClientId, terms: Terms) {
         for ledger in self.ledgers.values_mut() {
-            ledger.set_weight(client, weight);
+            ledger.set_weight(client, terms.weight);
+            ledger.set_class(client, terms.class);
         }
     }
 
@@ -250,7 +251,8 @@ impl Arbiter {
                     continue;
                 };
                 if !ledger.has(client) {
-                    ledger.join(client, vm.weight);
+                    ledger.join(client, vm.terms.weight);
+                    ledger.set_class(client, vm.terms.class);
                 }
                 let own = || here().filter(|news| news.vm == client);
                 // One that cannot stop, or got work just now, does not end the stop of others.
@@ -284,8 +286,12 @@ impl Arbiter {
             true => 0,
             false => self.slicing.quiet.saturating_add(1),
         };
+        // An idle client is to be stopped as soon as others have work.
+        let mut idle = self.vms.values().filter(|vm| vm.workers > 0);
+        let idle = idle.any(|vm| vm.terms.class == Class::Idle);
         let pause = match most {
             2.. => PERIOD,
+            1 if idle => PERIOD,
             _ if self.slicing.quiet < QUIET_AFTER => IDLE_PERIOD,
             _ => QUIET_PERIOD,
         };

@@ -72,6 +72,7 @@ impl Arranged {
         let join = Join {
             name: name.to_owned(),
             weight: 1,
+            latency: 0,
             sliced: false,
         };
         self.connect(path, &join.to_bytes());
@@ -465,6 +466,7 @@ fn a_flood_of_connections_of_one_process_is_one_newcomer() {
     let join = Join {
         name: "client".to_owned(),
         weight: 1,
+        latency: 0,
         sliced: false,
     };
     last.write_all(&join.to_bytes()).unwrap();
@@ -554,7 +556,7 @@ fn a_turn_for_one_request_is_not_stopped() {
         arranged
             .arbiter
             .scheduler
-            .join(*id, vm.weight, Moment::now());
+            .join(*id, vm.terms.weight, Moment::now());
     }
     arranged.turn(1);
     arranged.arbiter.want(2);
@@ -573,6 +575,7 @@ fn arrange_slices(test: &str, weights: &[u32]) -> Arranged {
         let join = Join {
             name: index.to_string(),
             weight: *weight,
+            latency: 0,
             sliced: true,
         };
         arranged.connect(&path, &join.to_bytes());
@@ -695,6 +698,7 @@ fn of_a_stopped_client_those_with_work_are_stopped() {
     let join = Join {
         name: "0".to_owned(),
         weight: 1,
+        latency: 0,
         sliced: true,
     };
     arranged.connect(&path, &join.to_bytes());
@@ -942,6 +946,7 @@ fn a_newcomer_that_takes_turns_and_asks_at_once_gets_one() {
     let join = Join {
         name: "cannot".to_owned(),
         weight: 1,
+        latency: 0,
         sliced: false,
     };
     let mut said = join.to_bytes().to_vec();
@@ -1083,13 +1088,14 @@ fn a_weight_changes_while_its_client_runs_and_stays_whatever_pools_say() {
         let client = Join {
             name: name.to_owned(),
             weight,
+            latency: 0,
             sliced: false,
         };
         arranged.connect(&path, &First::Weight(client).to_bytes());
         answered(&arranged.workers.last().unwrap().0)
     };
     assert_eq!(ask(&mut arranged, "nobody", 3), Some(weight::UNKNOWN));
-    assert_eq!(ask(&mut arranged, "0", 0), None);
+    assert_eq!(ask(&mut arranged, "0", 10_001), None);
     assert_eq!(ask(&mut arranged, "0", 3), Some(weight::CHANGED));
     let mut now = Moment::now();
     for _ in 0..200 {
@@ -1112,4 +1118,54 @@ fn a_weight_changes_while_its_client_runs_and_stays_whatever_pools_say() {
             .weight
     };
     assert_eq!((of("0"), of("1")), (3, 1));
+}
+
+#[test]
+fn who_becomes_idle_is_stopped_for_as_long_as_others_have_work() {
+    let mut arranged = arrange_slices("idle", &[1, 1]);
+    let path = arranged.folder.join("socket");
+    let ask = |arranged: &mut Arranged, first: First| {
+        arranged.connect(&path, &first.to_bytes());
+        answered(&arranged.workers.last().unwrap().0)
+    };
+    let client = |weight, latency| Join {
+        name: "0".to_owned(),
+        weight,
+        latency,
+        sliced: false,
+    };
+    let idle = First::Weight(client(message::IDLE, 0));
+    assert_eq!(ask(&mut arranged, idle.clone()), Some(weight::CHANGED));
+    // It cannot have both.
+    let latency = |millis| First::Latency(client(1, millis));
+    assert_eq!(ask(&mut arranged, latency(2)), None);
+    assert_eq!(arranged.arbiter.status(Moment::now()).clients[0].weight, 0);
+    let mut now = Moment::now();
+    let share = |arranged: &mut Arranged, now: &mut Moment, count| {
+        for _ in 0..count {
+            report(arranged, &[1.0, 0.3], *now);
+            *now += Duration::from_millis(4);
+            arranged.arbiter.share_by_slices(*now);
+        }
+    };
+    let told = |arranged: &Arranged| arranged.arbiter.members[&1].worker.is_told_to_stop();
+    share(&mut arranged, &mut now, 5);
+    assert!(told(&arranged));
+    for _ in 0..100 {
+        share(&mut arranged, &mut now, 5);
+        assert!(told(&arranged), "it runs although another one has work");
+    }
+    arranged.arbiter.leave(2);
+    now += Duration::from_secs(1);
+    arranged.arbiter.share_by_slices(now);
+    assert!(!told(&arranged));
+    let weight = First::Weight(client(3, 0));
+    assert_eq!(ask(&mut arranged, weight), Some(weight::CHANGED));
+    assert_eq!(ask(&mut arranged, latency(2)), Some(weight::CHANGED));
+    let status = arranged.arbiter.status(Moment::now());
+    assert_eq!(
+        (status.clients[0].weight, status.clients[0].latency),
+        (3, 2)
+    );
+    assert_eq!(ask(&mut arranged, latency(1001)), None);
 }

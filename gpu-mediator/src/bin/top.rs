@@ -10,8 +10,9 @@ use std::{
 
 use base::{Output, paths::ARBITER_SOCKET};
 use clap::{CommandFactory, Parser};
-use gpu_mediator::{policy::Weight, top};
+use gpu_mediator::top;
 use manual::Manual;
+use remoting_turns::weight::{self, Change};
 
 /// Shows the clients of gantry-arbiter or gantry-gpu, their shares of the device, and how long they
 /// wait for it.
@@ -29,35 +30,53 @@ struct Arguments {
     /// Path of its socket; the default is that of the arbiter's installed unit.
     #[arg(long, default_value = ARBITER_SOCKET, value_name = "PATH")]
     socket: PathBuf,
-    /// Give a client of gantry-arbiter another weight, 1 to 10,000, for as long as the arbiter remembers it, and show nothing.
-    #[arg(long, value_name = "CLIENT=WEIGHT", value_parser = weighed)]
-    set_weight: Option<(String, u32)>,
+    /// Give a client of gantry-arbiter another weight, 1 to 10,000 or idle, for as long as the arbiter remembers it, and show
+    /// nothing.
+    #[arg(long, value_name = "CLIENT=WEIGHT", value_parser = weighed, conflicts_with = "set_latency")]
+    set_weight: Option<(String, Change)>,
+    /// Have a client of gantry-arbiter wait at most for so many milliseconds, 1 to 1000 or off, for time slices of others, for as
+    /// long as the arbiter remembers it, and show nothing.
+    #[arg(long, value_name = "CLIENT=MS", value_parser = quick)]
+    set_latency: Option<(String, Change)>,
 }
 
-/// A client's name, which may contain `=`, and its weight.
-fn weighed(text: &str) -> Result<(String, u32), String> {
-    let (name, weight) = text.rsplit_once('=').ok_or("use CLIENT=WEIGHT")?;
-    let weight = weight
-        .parse()
-        .ok()
-        .filter(|weight| Weight::try_from(*weight).is_ok());
-    match weight {
-        Some(weight) if !name.is_empty() => Ok((name.to_owned(), weight)),
-        Some(_) => Err("name a client, as gantry top shows it".to_owned()),
-        None => Err(format!("invalid weight: use 1 to {}", Weight::LARGEST)),
+/// A client's name, which may contain `=`, and a value.
+fn named<'a>(text: &'a str, usage: &str) -> Result<(String, &'a str), String> {
+    match text.rsplit_once('=') {
+        None => Err(usage.to_owned()),
+        Some(("", _)) => Err("name a client, as gantry top shows it".to_owned()),
+        Some((name, value)) => Ok((name.to_owned(), value)),
     }
 }
 
-/// Changes a weight.
-fn set_weight(socket: &Path, name: &str, weight: u32) -> ExitCode {
-    match remoting_turns::weight::set(socket, name, weight) {
+fn weighed(text: &str) -> Result<(String, Change), String> {
+    let (name, weight) = named(text, "use CLIENT=WEIGHT")?;
+    let weight = weight::parse(weight).map_err(|error| error.to_string())?;
+    Ok((name, Change::Weight(weight)))
+}
+
+fn quick(text: &str) -> Result<(String, Change), String> {
+    let (name, latency) = named(text, "use CLIENT=MS")?;
+    let number = latency.parse().ok();
+    let latency = match latency {
+        "off" => 0,
+        _ => number
+            .filter(|number| (1..=1000).contains(number))
+            .ok_or("invalid latency: use 1 to 1000, or off")?,
+    };
+    Ok((name, Change::Latency(latency)))
+}
+
+/// Changes what a client may expect.
+fn change(socket: &Path, name: &str, change: Change) -> ExitCode {
+    match weight::set(socket, name, change) {
         Ok(true) => return ExitCode::SUCCESS,
         Ok(false) => base::note!(
             "gantry-top: gantry-arbiter has no client {name:?}: gantry top shows their names"
         ),
         Err(error) => base::note!(
-            "gantry-top: no arbiter at {} has changed the weight: {error}; is gantry-arbiter running with \
-             this --socket, and is this its user or root?",
+            "gantry-top: no arbiter at {} has changed that: {error}; is gantry-arbiter running with this --socket, is this \
+             its user or root, and has no idle client a latency?",
             socket.display()
         ),
     }
@@ -77,8 +96,8 @@ fn main() -> ExitCode {
         };
     }
     let socket = arguments.socket;
-    if let Some((name, weight)) = arguments.set_weight {
-        return set_weight(&socket, &name, weight);
+    if let Some((name, to)) = arguments.set_weight.or(arguments.set_latency) {
+        return change(&socket, &name, to);
     }
     match top::run(&socket) {
         Ok(()) => ExitCode::SUCCESS,
@@ -108,6 +127,9 @@ mod tests {
                 "",
                 "--socket /s",
                 "--set-weight 812/gpu=3",
+                "--set-weight 812/gpu=idle",
+                "--set-latency 812/gpu=2",
+                "--set-latency 812/gpu=off",
                 "man",
                 "man /pages",
                 "completions zsh",
@@ -119,6 +141,8 @@ mod tests {
                 "--set-weight gpu",
                 "--set-weight gpu=0",
                 "--set-weight =3",
+                "--set-latency gpu=0",
+                "--set-latency gpu=2 --set-weight gpu=2",
             ],
         );
     }

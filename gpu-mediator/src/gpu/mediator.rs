@@ -424,6 +424,7 @@ impl Mediator {
             Client {
                 name: format!("virtual machine {id}"),
                 weight: vm.weight.get(),
+                latency: 0,
                 workers: vm.channels.len(),
                 // A turn is charged when it is over.
                 device_time: (used.device_time + self.scheduler.held_by(ClientId(*id), now))

@@ -22,6 +22,12 @@
 //! - If the owed completes nothing during a stop, because it waits for something else than the device, it loses its credit,
 //!   and nobody is stopped for it until it has completed something.
 //!
+//! A client of the class [`Latency`](Class::Latency) earns its part of the time while others have work, whether it has some or not,
+//! up to the largest credit. The others divide by weight what it leaves. Their slices are shortened so that in sum they are not longer
+//! than it is to wait, unless it has overdrawn; its own slice is [`UNINTERRUPTED`] while it has credit.
+//!
+//! One of the class [`Idle`](Class::Idle) is due nothing, and stopped while one of another class has work, and for [`FREE`] after that.
+//!
 //! Reports decide: a worker that hides its use gets more than its part of the time.
 //!
 //! Each command costs a call of the driver that takes its locks. Slices that are nearly right are therefore left alone,
@@ -29,7 +35,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{ClientId, Weight};
+use super::{Class, ClientId, Weight};
 use crate::Moment;
 
 /// How often the caller asks for commands ([`Ledger::review`]).
@@ -93,6 +99,14 @@ const NEAR_LEAST: f64 = 1.5;
 /// Debts and credits up to this many milliseconds count as none.
 const LEVEL: f64 = 1.0;
 
+/// The slice of a client that is not to wait, in milliseconds, and the credit from which on it has such ones.
+const UNINTERRUPTED: f64 = 8.0;
+const CREDITED: f64 = 6.0;
+/// For how long nobody of another class has had work when idle clients run.
+const FREE: Duration = Duration::from_millis(8);
+/// For how long slices stay short for a client that has no work.
+const EXPECTED: Duration = Duration::from_secs(1);
+
 /// What is to be done on the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Command {
@@ -126,6 +140,13 @@ pub struct Report {
 #[derive(Debug)]
 struct Account {
     weight: Weight,
+    class: Class,
+    /// Whether it is stopped because others have work.
+    is_held: bool,
+    /// When it last had work, or counted as having some.
+    seen: Option<Moment>,
+    /// Whether its slices are [`UNINTERRUPTED`].
+    is_preferred: bool,
     slice: f64,
     /// Since when it is to be stopped, and whether it is.
     stopped: Option<Moment>,
@@ -143,10 +164,12 @@ struct Account {
     present: f64,
     used: f64,
     long: bool,
-    /// Since the last settlement: for how long it was present, and was so without being stopped; its due and reported use.
+    /// Since the last settlement: for how long it was present, and was so without being stopped; what it was due for that, what
+    /// went to its credit, and its reported use.
     presence: f64,
     running: f64,
     due: f64,
+    earned: f64,
     measured: f64,
     was_long: bool,
     /// Since the last correction.
@@ -165,9 +188,25 @@ impl Account {
         self.credit > LEVEL && present > 0.5 && self.stopped.is_none() && !self.waits
     }
 
-    /// Whether it has work, or is kept from it.
+    /// Whether it has work, or is kept from it, and is due some time.
     fn takes_part(&self) -> bool {
-        self.works || self.stopped.is_some()
+        (self.works || self.stopped.is_some()) && !self.is_held
+    }
+
+    fn is_idle(&self) -> bool {
+        self.class == Class::Idle
+    }
+
+    fn has_latency(&self) -> bool {
+        matches!(self.class, Class::Latency(_))
+    }
+
+    /// The slice that it has now, in milliseconds.
+    fn current(&self) -> f64 {
+        match self.is_preferred {
+            true => self.slice.max(UNINTERRUPTED),
+            false => self.slice,
+        }
     }
 
     /// The slice that would suit it, whatever those of others.
@@ -198,6 +237,8 @@ pub struct Ledger {
     settlements: u32,
     /// Until when nobody is stopped.
     unstopped: Moment,
+    /// When one that is not idle last had work.
+    worked: Option<Moment>,
 }
 
 impl Ledger {
@@ -211,6 +252,7 @@ impl Ledger {
             reviews: 0,
             settlements: 0,
             unstopped: now,
+            worked: None,
         }
     }
 
@@ -218,6 +260,10 @@ impl Ledger {
     pub fn join(&mut self, client: ClientId, weight: Weight) {
         let account = Account {
             weight,
+            class: Class::Shared,
+            is_held: false,
+            seen: None,
+            is_preferred: false,
             slice: millis(FIRST_SLICE),
             stopped: None,
             confirmed: false,
@@ -232,6 +278,7 @@ impl Ledger {
             presence: 0.0,
             running: 0.0,
             due: 0.0,
+            earned: 0.0,
             measured: 0.0,
             was_long: false,
             due_before: 0.0,
@@ -246,6 +293,13 @@ impl Ledger {
     pub fn set_weight(&mut self, client: ClientId, weight: Weight) {
         if let Some(account) = self.accounts.get_mut(&client) {
             account.weight = weight;
+        }
+    }
+
+    /// The client's class changes.
+    pub fn set_class(&mut self, client: ClientId, class: Class) {
+        if let Some(account) = self.accounts.get_mut(&client) {
+            account.class = class;
         }
     }
 
@@ -269,7 +323,7 @@ impl Ledger {
     pub fn interrupt(&mut self, now: Moment) {
         self.reviewed = now;
         for account in self.accounts.values_mut() {
-            account.stopped = None;
+            (account.stopped, account.is_held) = (None, false);
             account.confirmed = false;
             (account.present, account.used, account.long) = (0.0, 0.0, false);
         }
@@ -306,7 +360,7 @@ impl Ledger {
     /// The client's slice.
     pub fn slice(&self, client: ClientId) -> Option<Duration> {
         let account = self.accounts.get(&client)?;
-        Some(Duration::from_secs_f64(account.slice / 1e3))
+        Some(Duration::from_secs_f64(account.current() / 1e3))
     }
 
     /// Reviews all accounts. Returns what is to be done, in this order.
@@ -316,21 +370,44 @@ impl Ledger {
         if period <= 0.0 {
             return Vec::new();
         }
-        let part = |account: &Account| (account.present / period).clamp(0.0, 1.0);
-        let present = self
-            .accounts
-            .values()
-            .map(|account| weight(account) * part(account));
-        let total: f64 = present.sum();
+        // Who is held has work that nobody does.
+        let part = |account: &Account| match account.is_held && account.confirmed {
+            true => 0.0,
+            false => (account.present / period).clamp(0.0, 1.0),
+        };
+        let mut others = self.accounts.values().filter(|one| !one.is_idle());
+        let others_work = others.any(|account| part(account) > 0.0);
+        if others_work {
+            self.worked = Some(now);
+        }
+        let due_by = |account: &Account| match account.is_idle() && others_work {
+            true => 0.0,
+            false => weight(account) * part(account),
+        };
+        let total: f64 = self.accounts.values().map(due_by).sum();
+        // Those with a latency earn in any case, and the others divide the rest.
+        let of = |which: fn(&Account) -> bool| self.accounts.values().filter(move |one| which(one));
+        let quick = of(Account::has_latency);
+        let rest: f64 = of(|one| !one.has_latency()).map(due_by).sum();
+        let all = rest + quick.clone().map(weight).sum::<f64>();
+        let taken: f64 = quick.map(|one| one.used.min(period)).sum();
         let away = self.accounts.values().map(|account| 1.0 - part(account));
         let busy = period * (1.0 - away.product::<f64>());
         self.busy += busy;
         let mut owed = Vec::new();
         for (id, account) in &mut self.accounts {
             let part = part(account);
-            let due = match part > 0.0 {
-                true => busy * weight(account) * part / total,
-                false => 0.0,
+            let (due, earned) = match due_by(account) {
+                by if account.has_latency() => {
+                    let due = if by > 0.0 { busy * by / total } else { 0.0 };
+                    (due, busy * weight(account) / all)
+                }
+                by if by > 0.0 && taken > 0.0 => {
+                    let due = (busy - taken).max(0.0) * by / rest;
+                    (due, due)
+                }
+                by if by > 0.0 => (busy * by / total, busy * by / rest),
+                _ => (0.0, 0.0),
             };
             // Reports may come in lumps.
             let used = account.used.min(period);
@@ -341,10 +418,17 @@ impl Ledger {
                 account.was_long |= account.long;
             }
             account.due += due;
+            account.earned += earned;
             account.measured += used;
-            account.add(due - used);
+            account.add(earned - used);
             (account.present, account.long) = (0.0, false);
             account.works = part > 0.0;
+            if account.works {
+                account.seen = Some(now);
+            }
+            if account.is_idle() && others_work {
+                account.credit = 0.0;
+            }
             if account.is_owed(part) {
                 owed.push(*id);
             }
@@ -356,12 +440,14 @@ impl Ledger {
             self.settle();
         }
         let mut commands = Vec::new();
+        self.hold(now, &mut commands);
+        self.prefer(&mut commands);
         self.stop_and_start(&owed, now, &mut commands);
         if settled {
             self.settlements += 1;
             if self.settlements >= CORRECTION {
                 self.settlements = 0;
-                self.correct(&mut commands);
+                self.correct(now, &mut commands);
             }
         }
         commands
@@ -401,9 +487,10 @@ impl Ledger {
             let surplus = rest * part(pays(account), all) + usual * part(account.due, due);
             let used = account.measured * scale + surplus;
             account.add(account.measured - used);
-            if alone {
+            // Who has a latency earns while somebody else is alone.
+            if alone && (present(account) || !account.has_latency()) {
                 // Whoever was alone owes nothing, and nothing is owed to it.
-                account.add(used - account.due);
+                account.add(used - account.earned);
             }
             // Pauses of a lone client are nobody's.
             account.charged += match alone && !account.was_long {
@@ -413,8 +500,11 @@ impl Ledger {
             account.due_before += account.due;
             account.used_before += used;
             (account.presence, account.running) = (0.0, 0.0);
-            (account.due, account.measured) = (0.0, 0.0);
+            (account.due, account.earned, account.measured) = (0.0, 0.0, 0.0);
             account.was_long = false;
+        }
+        for account in self.accounts.values_mut().filter(|one| one.is_held) {
+            account.credit = 0.0;
         }
         self.forgive();
     }
@@ -436,12 +526,48 @@ impl Ledger {
         }
     }
 
+    /// Stops idle clients while others have work.
+    fn hold(&mut self, now: Moment, commands: &mut Vec<Command>) {
+        let is_free = self.worked.is_none_or(|last| now.since(last) >= FREE);
+        for (&id, account) in &mut self.accounts {
+            let hold = account.is_idle() && !is_free;
+            if account.is_held && !hold {
+                (account.is_held, account.stopped) = (false, None);
+                account.started = Some(now);
+                commands.push(Command::Start(id));
+            } else if hold && !account.is_held && account.works && now >= self.unstopped {
+                account.is_held = true;
+                if account.stopped.is_none() {
+                    (account.stopped, account.confirmed) = (Some(now), false);
+                    commands.push(Command::Stop(id));
+                }
+            }
+        }
+    }
+
+    /// Has clients with a latency that have credit not be interrupted.
+    fn prefer(&mut self, commands: &mut Vec<Command>) {
+        for (&id, account) in &mut self.accounts {
+            let least = if account.is_preferred {
+                LEVEL
+            } else {
+                CREDITED
+            };
+            let prefer = account.has_latency() && account.credit > least;
+            if prefer != account.is_preferred {
+                account.is_preferred = prefer;
+                let slice = Duration::from_secs_f64(account.current() / 1e3);
+                commands.push(Command::Slice(id, slice));
+            }
+        }
+    }
+
     fn stop_and_start(&mut self, owed: &[ClientId], now: Moment, commands: &mut Vec<Command>) {
-        let stopped = |account: &Account| account.stopped.is_some();
+        let stopped = |account: &Account| account.stopped.is_some() && !account.is_held;
         let one_is_stopped = self.accounts.values().any(stopped);
         let debts = self.debts();
         let before = commands.len();
-        for (&id, account) in &mut self.accounts {
+        for (&id, account) in self.accounts.iter_mut().filter(|(_, one)| !one.is_held) {
             let other_is_owed = owed.iter().any(|other| *other != id);
             if let Some(since) = account.stopped {
                 let stopped = now.since(since);
@@ -483,18 +609,35 @@ impl Ledger {
         }
     }
 
-    fn correct(&mut self, commands: &mut Vec<Command>) {
+    fn correct(&mut self, now: Moment, commands: &mut Vec<Command>) {
         let active = |account: &Account| account.due_before > 0.0 || account.used_before > 0.0;
         let wanted = || self.accounts.values().filter(|account| active(account));
         let sum: f64 = wanted().map(Account::wanted).sum();
-        let scale = CYCLE * wanted().count() as f64 / sum;
+        let mut scale = CYCLE * wanted().count() as f64 / sum;
+        let overdrawn = self.debts().overdrawn;
+        for account in self.accounts.values() {
+            let is_expected = |seen| now.since(seen) < EXPECTED;
+            if let Class::Latency(longest) = account.class
+                && account.seen.is_some_and(is_expected)
+                && account.credit >= -overdrawn
+            {
+                let own = if active(account) {
+                    account.wanted()
+                } else {
+                    0.0
+                };
+                scale = scale.min(millis(longest) / (sum - own).max(LEAST));
+            }
+        }
         for (&id, account) in &mut self.accounts {
             if active(account) {
                 let slice = (account.wanted() * scale).clamp(LEAST, LONGEST_SLICE);
                 if (slice - account.slice).abs() > WORTH * account.slice {
                     account.slice = slice;
-                    let slice = Duration::from_secs_f64(slice / 1e3);
-                    commands.push(Command::Slice(id, slice));
+                    if !account.is_preferred {
+                        let slice = Duration::from_secs_f64(slice / 1e3);
+                        commands.push(Command::Slice(id, slice));
+                    }
                 }
             }
             (account.due_before, account.used_before) = (0.0, 0.0);

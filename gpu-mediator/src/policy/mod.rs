@@ -83,6 +83,19 @@ impl FromStr for Weight {
     }
 }
 
+/// When a client gets its part of a device that serves several in time slices. Turns do not depend on it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Class {
+    /// By its weight.
+    #[default]
+    Shared,
+    /// By its weight, of all the time in which others have work; and the slices of others that it waits for are in sum not longer
+    /// than this, as long as it has not overdrawn.
+    Latency(Duration),
+    /// While nobody of another class has work.
+    Idle,
+}
+
 /// What to do with a free device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {

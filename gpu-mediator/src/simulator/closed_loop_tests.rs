@@ -33,10 +33,7 @@ fn ahead((kernels, micros): Batch) -> Program {
 }
 
 fn experiment(clients: &[(u32, Program)]) -> Experiment {
-    let vm = |(weight, program): &(u32, Program)| Vm {
-        weight: *weight,
-        program: program.clone(),
-    };
+    let vm = |(weight, program): &(u32, Program)| Vm::new(*weight, program.clone());
     Experiment {
         name: "closed loops",
         vms: clients.iter().map(vm).collect(),

@@ -20,7 +20,11 @@ use std::time::Duration;
 pub use program::{Lengths, Program};
 pub use slices::{Slices, SwitchCosts};
 
-use crate::{Moment, policy::Name, scheduler::LONGEST_PAUSE};
+use crate::{
+    Moment,
+    policy::{Class, Name},
+    scheduler::LONGEST_PAUSE,
+};
 
 /// Costs in addition to the kernels themselves.
 #[derive(Clone, Copy, Debug)]
@@ -85,6 +89,19 @@ pub struct Vm {
     pub weight: u32,
     /// What it does.
     pub program: Program,
+    /// When it gets its part of a device that serves several.
+    pub class: Class,
+}
+
+impl Vm {
+    /// One that gets its part by weight.
+    pub fn new(weight: u32, program: Program) -> Self {
+        Self {
+            weight,
+            program,
+            class: Class::Shared,
+        }
+    }
 }
 
 /// Virtual machines that share a device.
@@ -177,10 +194,7 @@ impl Experiment {
             vms: weights
                 .iter()
                 .zip(lengths)
-                .map(|(&weight, lengths)| Vm {
-                    weight,
-                    program: Program::busy(lengths),
-                })
+                .map(|(&weight, lengths)| Vm::new(weight, Program::busy(lengths)))
                 .collect(),
         };
         let mixed = Lengths::AnyOf(
@@ -330,9 +344,9 @@ mod tests {
 
     /// Weights 1, 2 and 3; the lightest has the longest kernels.
     fn mixed() -> Experiment {
-        let vms = [(1, 20_000), (2, 2_000), (3, 200)].map(|(weight, micros)| Vm {
-            weight,
-            program: Program::busy(Lengths::Always(Duration::from_micros(micros))),
+        let vms = [(1, 20_000), (2, 2_000), (3, 200)].map(|(weight, micros)| {
+            let length = Lengths::Always(Duration::from_micros(micros));
+            Vm::new(weight, Program::busy(length))
         });
         Experiment {
             name: "mixed",
@@ -359,7 +373,7 @@ mod tests {
     fn a_light_client_gets_what_it_wants_and_the_rest_is_used() {
         let light = Program::interactive(Duration::from_micros(100), Duration::from_millis(20));
         let heavy = Program::busy(Lengths::Always(Duration::from_micros(400)));
-        let vms = [light, heavy].map(|program| Vm { weight: 1, program });
+        let vms = [light, heavy].map(|program| Vm::new(1, program));
         let experiment = Experiment {
             name: "light and heavy",
             vms: vms.to_vec(),
@@ -377,13 +391,7 @@ mod tests {
         let interactive = Program::interactive(Duration::from_micros(50), Duration::from_micros(5));
         let experiment = Experiment {
             name: "interactive",
-            vms: vec![
-                Vm {
-                    weight: 1,
-                    program: interactive,
-                };
-                2
-            ],
+            vms: vec![Vm::new(1, interactive); 2],
         };
         let slow = Costs {
             wake: Duration::from_millis(1),

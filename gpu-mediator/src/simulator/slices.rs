@@ -133,7 +133,9 @@ impl Device {
         let clients = vms.iter().enumerate().map(|(index, vm)| {
             if let Some(ledger) = &mut ledger {
                 let weight = Weight::try_from(vm.weight).unwrap_or(Weight::ONE);
-                ledger.join(ClientId(index as u32), weight);
+                let id = ClientId(index as u32);
+                ledger.join(id, weight);
+                ledger.set_class(id, vm.class);
             }
             calls.push(Reverse((Moment::START, index, vm.program.in_flight)));
             Client {
@@ -329,23 +331,36 @@ impl Device {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simulator::{Experiment, Outcome};
+    use crate::{
+        policy::Class,
+        simulator::{Experiment, Lengths, Outcome},
+    };
 
     const TIME: Duration = Duration::from_secs(8);
 
     fn train(weight: u32) -> Vm {
-        let program = Program::training();
-        Vm { weight, program }
+        Vm::new(weight, Program::training())
     }
 
     fn decode(weight: u32) -> Vm {
-        let program = Program::decoding();
-        Vm { weight, program }
+        Vm::new(weight, Program::decoding())
     }
 
     fn hog(weight: u32) -> Vm {
-        let program = Program::training_ahead();
-        Vm { weight, program }
+        Vm::new(weight, Program::training_ahead())
+    }
+
+    fn with(class: Class, vm: Vm) -> Vm {
+        Vm { class, ..vm }
+    }
+
+    /// The 99th percentile of the time for a step, in milliseconds, as if all its steps were the longest.
+    fn tail(vms: &[Vm], outcome: &Outcome, index: usize) -> f64 {
+        let Lengths::Between(_, longest) = vms[index].program.lengths else {
+            panic!("it has steps");
+        };
+        let delay = outcome.delay(index).expect("it has steps");
+        (delay + longest).as_secs_f64() * 1e3
     }
 
     fn run(vms: &[Vm], slices: Slices) -> Outcome {
@@ -419,7 +434,7 @@ mod tests {
     #[test]
     fn a_program_that_is_often_away_gets_what_it_wants() {
         let program = Program::steps(Duration::from_micros(1600), Duration::from_micros(3300));
-        let often_away = Vm { weight: 1, program };
+        let often_away = Vm::new(1, program);
         let outcome = run(&[often_away, train(3)], Slices::Ledger);
         assert_near(&shares(&outcome), &[0.163, 0.837], 0.02);
         assert!(rates(&outcome) > 1.3, "{}", rates(&outcome));
@@ -430,5 +445,61 @@ mod tests {
         let outcome = run(&[train(1)], Slices::Ledger);
         assert_near(&outcome.charged, &outcome.alone, 1e-3);
         assert!(outcome.delays[0].iter().all(Duration::is_zero));
+    }
+
+    #[test]
+    fn who_gives_a_latency_waits_no_longer_and_its_neighbours_keep_their_parts() {
+        let millis = |time: f64| Duration::from_secs_f64(time / 1e3);
+        let asks = || Vm::new(1, Program::steps(millis(1.6), millis(20.0)));
+        let asks_seldom = || Vm::new(1, Program::steps(millis(5.0), millis(200.0)));
+        for (own, others) in [
+            (decode(1), vec![train(3)]),
+            (decode(1), vec![hog(3)]),
+            (asks(), vec![train(3)]),
+            (asks_seldom(), vec![train(3)]),
+            (asks(), vec![train(1), hog(3)]),
+            (asks(), vec![train(1), train(2), train(3)]),
+        ] {
+            let vms = |class| [vec![with(class, own.clone())], others.clone()].concat();
+            let (without, vms) = (vms(Class::Shared), vms(Class::Latency(millis(2.0))));
+            let [before, after] = [&without, &vms].map(|vms| run(vms, Slices::Ledger));
+            let [slow, quick] = [&before, &after].map(|outcome| tail(&vms, outcome, 0));
+            let Lengths::Between(_, step) = own.program.lengths else {
+                panic!("it has steps");
+            };
+            let step = step.as_secs_f64() * 1e3;
+            assert!(quick < step + 2.5, "{quick}");
+            assert!(step < 1.0 || slow > quick + 2.0, "{slow} {quick}");
+            // What is left of what all used, by weight.
+            let shares = shares(&after);
+            let rest: f64 = shares[1..].iter().sum();
+            let parts: Vec<f64> = shares[1..].iter().map(|share| share / rest).collect();
+            let sum: u32 = others.iter().map(|vm| vm.weight).sum();
+            let due = others
+                .iter()
+                .map(|vm| f64::from(vm.weight) / f64::from(sum));
+            assert_near(&parts, &due.collect::<Vec<_>>(), 0.02);
+            assert!(shares[0] < 1.0 / f64::from(1 + sum) + 0.02, "{shares:?}");
+        }
+    }
+
+    #[test]
+    fn who_is_idle_gets_what_others_leave_and_delays_nobody() {
+        let idle = || with(Class::Idle, hog(1));
+        let vms = [train(1), idle()];
+        let outcome = run(&vms, Slices::Ledger);
+        let lost = 1.0 - outcome.charged[0] / outcome.alone[0];
+        assert!(lost < 0.01, "{lost}");
+        assert!(tail(&vms, &outcome, 0) < 1.8);
+        // One that works for 20 ms of 100 leaves most of the rest.
+        let program = Program::steps(Duration::from_millis(20), Duration::from_millis(80));
+        let vms = [Vm::new(1, program), idle()];
+        let outcome = run(&vms, Slices::Ledger);
+        assert!(outcome.charged[1] > 0.6, "{:?}", outcome.charged);
+        // A round of slices and a stop.
+        assert!(tail(&vms, &outcome, 0) < 20.6 + 6.0);
+        // Idle ones share by halves.
+        let outcome = run(&[idle(), idle()], Slices::Ledger);
+        assert_near(&shares(&outcome), &[0.5, 0.5], 0.02);
     }
 }

@@ -106,9 +106,10 @@ pub enum Error {
 pub struct Machine {
     /// The window: what programs share with their devices, all together.
     pub slice: Arc<Slice>,
-    /// The client of an arbiter that the machine is, and its weight.
+    /// The client of an arbiter that the machine is, its weight and latency.
     pub(crate) name: String,
     pub(crate) weight: u32,
+    pub(crate) latency: u32,
     bar: Arc<Bar>,
     answers: Mutex<Sender<window::Slice, Ringing>>,
 }
@@ -248,6 +249,7 @@ fn attach(
         slice: Arc::new(slice.map_err(Error::System)?),
         name: attachment.client,
         weight: attachment.weight,
+        latency: attachment.latency,
         bar: Bar::new(connection.try_clone().map_err(Error::System)?),
         answers: Mutex::new(Sender::new(answers, SPIN)),
     };

@@ -20,6 +20,7 @@ use base::{
 };
 use nvidia_abi::Branch;
 use remoting_transport::account as port;
+use remoting_turns::weight as weights;
 use rustix::{
     io::Errno,
     net::{Shutdown, SocketFlags, accept_with, shutdown},
@@ -58,7 +59,13 @@ pub enum Error {
         "the port has weight={0}, and no arbiter divides GPUs among native contexts: start gantry-nvidia with --arbiter \
          SOCKET, or leave weight out"
     )]
-    Weight(u32),
+    Weight(String),
+    /// A latency, and no arbiter.
+    #[error(
+        "the port has latency={0}, and no arbiter divides GPUs among native contexts: start gantry-nvidia with --arbiter \
+         SOCKET, or leave latency out"
+    )]
+    Latency(u32),
     /// The driver's branch is not known.
     #[error("the driver is {0}, and this build knows branch 580")]
     Branch(String),
@@ -137,14 +144,18 @@ impl Worker {
         control: Option<UnixStream>,
     ) -> Result<Arc<Self>, Error> {
         let account = Account::of_port(memory, port);
-        let (name, weight) = (machine.name.clone(), machine.weight);
+        let (name, weight, latency) = (machine.name.clone(), machine.weight, machine.latency);
         let share = control.map(|control| Share {
             control,
             name,
             weight,
+            latency,
         });
         if share.is_none() && weight != 1 {
-            return Err(Error::Weight(weight));
+            return Err(Error::Weight(weights::text(weight)));
+        }
+        if share.is_none() && latency != 0 {
+            return Err(Error::Latency(latency));
         }
         Self::make(device, 0, Some(Arc::new(machine)), account, None, share)
     }

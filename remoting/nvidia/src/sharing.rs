@@ -55,6 +55,8 @@ pub struct Share {
     pub name: String,
     /// Its weight.
     pub weight: u32,
+    /// As of [`Join::latency`].
+    pub latency: u32,
 }
 
 impl Share {
@@ -63,6 +65,7 @@ impl Share {
         let join = Join {
             name: self.name,
             weight: self.weight,
+            latency: self.latency,
             sliced: true,
         };
         let slices = Box::new(Shared::by_record(gated.0));
@@ -325,6 +328,7 @@ mod tests {
             control,
             name: "test".to_owned(),
             weight: 1,
+            latency: 0,
         };
         let shared = Worker::shared(Box::new(device.clone()), 1 << 20, None, None, share);
         let worker = shared.expect("the branch is known");

@@ -575,6 +575,7 @@ fn a_machines_weight_is_told_to_the_arbiter_and_refused_where_there_is_none() {
     let test = "a_machines_weight_is_told_to_the_arbiter_and_refused_where_there_is_none";
     let weighs = |attachment: &mut Attachment| {
         (attachment.client, attachment.weight) = ("812/gpu".to_owned(), 3);
+        attachment.latency = 2;
     };
     let (_, said) = Machine::attach(&Pool::start(test), weighs);
     assert_eq!(said, [REFUSED]);
@@ -594,6 +595,7 @@ fn a_machines_weight_is_told_to_the_arbiter_and_refused_where_there_is_none() {
     let expected = Join {
         name: "812/gpu".to_owned(),
         weight: 3,
+        latency: 2,
         sliced: true,
     };
     assert_eq!(Join::from_bytes(&join), Ok(expected));

@@ -106,9 +106,13 @@ pub struct Options {
     #[arg(long, value_name = "NAME")]
     pub name: Option<String>,
     /// The part of the device that this machine's own applications get, in proportion to those of
-    /// others: 1 to 10,000.
-    #[arg(long, default_value_t = 1, value_name = "NUMBER", value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    /// others: 1 to 10,000, or idle: only while nobody else has work.
+    #[arg(long, default_value = "1", value_name = "NUMBER|idle", value_parser = remoting_turns::weight::parse)]
     pub weight: u32,
+    /// For how many milliseconds, 1 to 1000, this machine's own applications wait at most for time slices of others, as long
+    /// as they have had no more than their part.
+    #[arg(long, value_name = "MS", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub latency: Option<u32>,
     /// Milliseconds that a command may run on the device; one that runs longer costs its worker. No
     /// limit by default.
     #[arg(

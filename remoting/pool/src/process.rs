@@ -450,8 +450,7 @@ fn serve_cuda(
     }
     let (mut server, calls) = Session::new(backend, window, tuning, nudge);
     limit(&mut server, options)?;
-    let (name, weight) = owner(attachment, options);
-    share(&mut server, options, name, weight)?;
+    share(&mut server, options, owner(attachment, options))?;
     let movable = Movable::Not(standby::CUDA);
     standby::attend(Arc::clone(&server.board), movable, machine).map_err(Error::Start)?;
     Ok(server.run(calls, spin)?)
@@ -542,21 +541,29 @@ pub(super) fn session(
     // As much as the process may have of its own.
     server.most_carried = options.heap();
     limit(&mut server, options)?;
-    let (name, weight) = owner(attachment, options);
-    share(&mut server, options, name, weight)?;
+    share(&mut server, options, owner(attachment, options))?;
     Ok((server, calls, spin))
 }
 
 /// Whose an application is, as it shares the device, and its part of it.
-fn owner(attachment: Option<&Attachment>, options: &Options) -> (String, u32) {
+fn owner(attachment: Option<&Attachment>, options: &Options) -> Join {
     if let Some(attachment) = attachment {
-        return (attachment.client.clone(), attachment.weight);
+        return Join {
+            name: attachment.client.clone(),
+            weight: attachment.weight,
+            latency: attachment.latency,
+            sliced: false,
+        };
     }
     // SAFETY: a plain call.
     let parent = unsafe { libc::getppid() };
     let name = options.name.clone();
-    let name = name.unwrap_or_else(|| format!("gantry-accel-{parent}"));
-    (name, options.weight)
+    Join {
+        name: name.unwrap_or_else(|| format!("gantry-accel-{parent}")),
+        weight: options.weight,
+        latency: options.latency.unwrap_or(0),
+        sliced: false,
+    }
 }
 
 /// Serves an application in a guest, of which this process has the slice of the window, a doorbell
@@ -765,12 +772,7 @@ fn limit<B: Backend>(server: &mut Session<B>, options: &Options) -> Result<(), E
 
 /// Shares the device with others, if there is an arbiter. Called before anything of the application's
 /// is done: from here on the pool knows for whom this is, whatever becomes of this process.
-fn share<B: Backend>(
-    server: &mut Session<B>,
-    options: &Options,
-    name: String,
-    weight: u32,
-) -> Result<(), Error> {
+fn share<B: Backend>(server: &mut Session<B>, options: &Options, owner: Join) -> Result<(), Error> {
     if options.arbiter.is_none() {
         return Ok(());
     }
@@ -781,9 +783,8 @@ fn share<B: Backend>(
     let slices = slices.map_err(Error::Slices)?;
     let slices = slices.map(|gate| Box::new(timeslice::Shared::new(gate)) as Box<dyn Slices>);
     let join = Join {
-        name,
-        weight,
         sliced: slices.is_some(),
+        ..owner
     };
     server.share(control, &join, slices).map_err(Error::Start)
 }

@@ -19,7 +19,7 @@ use std::{
 
 use base::{Unpoisoned, limits::Limit};
 use remoting_transport::closer::Closer;
-use remoting_turns::introduce;
+use remoting_turns::{introduce, weight};
 
 use super::{
     account::{ACCOUNT, Counter},
@@ -335,6 +335,9 @@ fn describe(
     if options.sliced {
         command.arg("--sliced");
     }
+    if let Some(latency) = options.latency {
+        command.args(["--latency", &latency.to_string()]);
+    }
     if new.standby {
         command.arg("--standby");
     }
@@ -347,7 +350,7 @@ fn describe(
     command
         .args(["--api", &options.named_apis(",")])
         .args(["--devices", &options.devices.to_string()])
-        .args(["--weight", &options.weight.to_string()])
+        .args(["--weight", &weight::text(options.weight)])
         .args(["--window", &options.window.to_string()])
         .args(["--spin", &options.spin.to_string()])
         .args(["--kernel-limit", &options.kernel_limit.to_string()])

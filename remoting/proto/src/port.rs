@@ -423,8 +423,10 @@ pub struct Attachment {
     pub slice: u32,
     /// Maximum bytes of device memory for all applications of the port together; zero means no limit but the device's.
     pub memory: u64,
-    /// Share of the device relative to others.
+    /// Share of the device relative to others; zero: only while nobody else has work.
     pub weight: u32,
+    /// For how many milliseconds the client waits at most for time slices of others; zero: it does not matter.
+    pub latency: u32,
     /// The client that owns the application: shares with the same name belong to one client.
     pub client: String,
     /// The devices to offer, as `base::gpus` names them; empty offers all of them.
@@ -463,6 +465,7 @@ impl Attachment {
             slice: 0,
             memory: 0,
             weight: 1,
+            latency: 0,
             client: String::new(),
             device: String::new(),
             compiled: String::new(),
@@ -493,6 +496,7 @@ impl Attachment {
         self.slice.put(&mut out);
         user_to_number(self.user).put(&mut out);
         self.api.number().put(&mut out);
+        self.latency.put(&mut out);
         let mut bytes = [0; ATTACHMENT];
         bytes[..out.len()].copy_from_slice(&out);
         bytes
@@ -529,6 +533,7 @@ impl Attachment {
                     fingerprint,
                 },
                 weight,
+                latency: 0,
                 window: u64::take(&mut reader)?,
                 memory: u64::take(&mut reader)?,
                 slice: 0,
@@ -555,6 +560,7 @@ impl Attachment {
             user_of_number(u32::take(&mut rest).map_err(|_| NoAttachment::Malformed)?);
         let api = u32::take(&mut rest).map_err(|_| NoAttachment::Malformed)?;
         attachment.api = ApiId::from_number(api).ok_or(NoAttachment::Api(api))?;
+        attachment.latency = u32::take(&mut rest).map_err(|_| NoAttachment::Malformed)?;
         Ok(attachment)
     }
 }
@@ -579,6 +585,7 @@ mod tests {
             memory: 1 << 33,
             slice: 5,
             weight: 7,
+            latency: 2,
             client: "vm-1".to_owned(),
             device: "x".repeat(NAME),
             compiled: "web".to_owned(),

@@ -19,6 +19,7 @@ pub fn join() -> Join {
     Join {
         name: "test".to_owned(),
         weight: 1,
+        latency: 0,
         sliced: false,
     }
 }

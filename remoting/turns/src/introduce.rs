@@ -232,6 +232,7 @@ mod tests {
         let join = |name: &str, weight| Join {
             name: name.to_owned(),
             weight,
+            latency: 0,
             sliced: false,
         };
         belong(&worker, &join("honest", 1)).unwrap();
@@ -262,6 +263,7 @@ mod tests {
         let join = Join {
             name: "eater".to_owned(),
             weight: 3,
+            latency: 0,
             sliced: false,
         };
         let control = introduce_self("test", &join, path).unwrap();

@@ -13,8 +13,11 @@ const SILENT: u32 = 1;
 pub const NAME: usize = 64;
 /// Size of [`Join`] in bytes.
 pub const JOIN: usize = 24 + NAME;
-/// Where its flags are.
+/// Where its flags are, and its latency.
 const FLAGS: usize = 16;
+const LATENCY: usize = 20;
+/// The weight of a client that gets the device only while nobody else has work.
+pub const IDLE: u32 = 0;
 
 /// Size of a [`hello`] in bytes.
 pub const HELLO: usize = 12;
@@ -67,8 +70,10 @@ pub struct HangsUp;
 pub struct Join {
     /// The client: a virtual machine. Workers with the same name share its turns.
     pub name: String,
-    /// The client's weight, 1 to 10,000.
+    /// The client's weight, 1 to 10,000, or [`IDLE`].
     pub weight: u32,
+    /// For how many milliseconds it waits at most for slices of others, 1 to 1,000; zero if it does not matter.
+    pub latency: u32,
     /// Whether the worker sets the time slices of its contexts, and stops them, as the arbiter says.
     pub sliced: bool,
 }
@@ -82,12 +87,15 @@ pub enum First {
     Trial(String),
     /// That the client of this name is to have this weight from now on: see [`weight`](super::weight). No worker joins.
     Weight(Join),
+    /// The same for its latency.
+    Latency(Join),
 }
 
 /// Flags of a first message.
 const SLICED: u8 = 1;
 const TRIAL: u8 = 2;
 const WEIGHT: u8 = 4;
+const WAITS: u8 = 8;
 
 impl First {
     /// The message as bytes; a longer name is truncated.
@@ -99,10 +107,16 @@ impl First {
                 bytes[FLAGS] = WEIGHT;
                 bytes
             }
+            Self::Latency(client) => {
+                let mut bytes = client.to_bytes();
+                bytes[FLAGS] = WAITS;
+                bytes
+            }
             Self::Trial(device) => {
                 let join = Join {
                     name: device.clone(),
                     weight: 0,
+                    latency: 0,
                     sliced: false,
                 };
                 let mut bytes = join.to_bytes();
@@ -118,9 +132,10 @@ impl First {
     /// Another version of the protocol, or an invalid name.
     pub fn from_bytes(bytes: &[u8; JOIN]) -> Result<Self, Refused> {
         let join = Join::from_bytes(bytes)?;
-        Ok(match bytes[FLAGS] & (TRIAL | WEIGHT) {
+        Ok(match bytes[FLAGS] & (TRIAL | WEIGHT | WAITS) {
             0 => Self::Worker(join),
             WEIGHT => Self::Weight(join),
+            WAITS => Self::Latency(join),
             _ => Self::Trial(join.name),
         })
     }
@@ -153,6 +168,7 @@ impl Join {
         bytes[..HELLO].copy_from_slice(&hello());
         bytes[12..16].copy_from_slice(&self.weight.to_le_bytes());
         bytes[FLAGS] = if self.sliced { SLICED } else { 0 };
+        bytes[LATENCY..LATENCY + 4].copy_from_slice(&self.latency.to_le_bytes());
         let mut length = self.name.len().min(NAME);
         while !self.name.is_char_boundary(length) {
             length -= 1;
@@ -177,7 +193,10 @@ impl Join {
     /// Reads the message.
     pub fn from_bytes(bytes: &[u8; JOIN]) -> Result<Self, Refused> {
         Self::check(bytes)?;
-        let weight = u32::from_le_bytes([bytes[12], bytes[13], bytes[14], bytes[15]]);
+        let number = |at: usize| {
+            let number = bytes[at..].first_chunk().copied();
+            u32::from_le_bytes(number.unwrap_or_default())
+        };
         let name = bytes[24..].split(|byte| *byte == 0).next();
         let name = std::str::from_utf8(name.unwrap_or_default()).map_err(|_| Refused::Name)?;
         if name.is_empty() || name.contains(char::is_control) {
@@ -185,7 +204,8 @@ impl Join {
         }
         Ok(Self {
             name: name.to_owned(),
-            weight,
+            weight: number(12),
+            latency: number(LATENCY),
             sliced: bytes[FLAGS] & SLICED != 0,
         })
     }
@@ -234,6 +254,7 @@ mod tests {
         let join = Join {
             name: "vm-é".to_owned(),
             weight: 7,
+            latency: 2,
             sliced: true,
         };
         assert_eq!(Join::from_bytes(&join.to_bytes()), Ok(join.clone()));
@@ -244,7 +265,8 @@ mod tests {
         for first in [
             First::Worker(join),
             First::Trial("GPU-1 é".to_owned()),
-            First::Weight(unsliced),
+            First::Weight(unsliced.clone()),
+            First::Latency(unsliced),
         ] {
             assert_eq!(First::from_bytes(&first.to_bytes()), Ok(first));
         }
@@ -256,6 +278,7 @@ mod tests {
             let join = Join {
                 name: name.to_owned(),
                 weight: 1,
+                latency: 0,
                 sliced: false,
             };
             assert_eq!(Join::from_bytes(&join.to_bytes()), Err(Refused::Name));
@@ -276,6 +299,7 @@ mod tests {
         let join = Join {
             name: "é".repeat(40),
             weight: 1,
+            latency: 0,
             sliced: false,
         };
         let read = Join::from_bytes(&join.to_bytes()).unwrap();

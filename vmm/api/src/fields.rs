@@ -103,6 +103,7 @@ const OTHERS: &[&str] = &[
     "kvm_hyperv",
     "landlock_enable",
     "landlock_rules",
+    "latency",
     "lazy",
     "local",
     "lock_granularity",

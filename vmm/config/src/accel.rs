@@ -118,8 +118,10 @@ pub struct RingConfig {
     pub socket: PathBuf,
     /// The devices that the guest gets, as [`base::gpus`] names them; all that the pool lends if absent.
     pub device: Option<String>,
-    /// Weight against other VMs when the device is shared, 1 to 10000.
+    /// Weight against other VMs when the device is shared, 1 to 10000; 0: only while nobody else has work.
     pub weight: u32,
+    /// For how many milliseconds, 1 to 1000, applications wait at most for time slices of other VMs; no bound if absent.
+    pub latency: Option<u32>,
     /// Maximum number of bytes of device memory for all of the VM's applications on this port
     /// together; unlimited if absent.
     pub memory: Option<u64>,
@@ -142,6 +144,7 @@ impl Default for RingConfig {
             socket: OPENCL_SOCKET.into(),
             device: None,
             weight: 1,
+            latency: None,
             memory: None,
             window: WINDOW,
             slices: SLICES,
@@ -177,6 +180,8 @@ struct Flat {
     device: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     weight: Option<u32>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    latency: Option<u32>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     memory: Option<u64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -220,6 +225,7 @@ impl TryFrom<Flat> for AccelConfig {
             socket: flat.socket.unwrap_or(ring.socket),
             device: flat.device,
             weight: flat.weight.unwrap_or(ring.weight),
+            latency: flat.latency,
             memory: flat.memory,
             window: flat.window.unwrap_or(ring.window),
             slices: flat.slices.unwrap_or(ring.slices),
@@ -265,6 +271,7 @@ impl From<AccelConfig> for Flat {
                 socket: Some(ring.socket),
                 device: ring.device,
                 weight: Some(ring.weight),
+                latency: ring.latency,
                 memory: ring.memory,
                 window: Some(ring.window),
                 slices: Some(ring.slices),
@@ -327,6 +334,7 @@ impl RingConfig {
             (self.socket != default.socket, "socket"),
             (self.device != default.device, "device"),
             (self.weight != default.weight, "weight"),
+            (self.latency != default.latency, "latency"),
             (self.memory != default.memory, "memory"),
             (self.window != default.window, "window"),
             (self.slices != default.slices, "slices"),
@@ -398,7 +406,15 @@ impl RingConfig {
             let expected = "\"off\", or a name of letters, digits, - and _, up to 64 of them";
             check::text("compiler_cache", name, valid, expected)?;
         }
-        check::range("weight", self.weight, 1, 10_000)?;
+        let valid = self.weight <= 10_000;
+        check::number("weight", self.weight, valid, "1 to 10000, or idle (0)")?;
+        if let Some(latency) = self.latency {
+            check::range("latency", latency, 1, 1000)?;
+            if self.weight == 0 {
+                let (with, advice) = ("weight=idle", "leave one of them out");
+                return Err(Problem::Conflict { with, advice }.at("latency"));
+            }
+        }
         if let Some(memory) = self.memory {
             let expected = "1 MiB (1048576) or more";
             check::number("memory", memory, memory >= 1 << 20, expected)?;
@@ -441,7 +457,8 @@ const KEYS: &[Key] = &[
     Key::new("shared", ValueType::Size),
     Key::new("socket", ValueType::Text),
     Key::new("device", ValueType::Text),
-    Key::new("weight", ValueType::Number),
+    Key::new("weight", ValueType::NumberOr("idle", 0)),
+    Key::new("latency", ValueType::Number),
     Key::new("memory", ValueType::Size),
     Key::new("window", ValueType::Size),
     Key::new("slices", ValueType::Number),
@@ -453,13 +470,13 @@ has_common_config!(AccelConfig);
 
 impl Configured for AccelConfig {
     const HELP: &'static str = "Accelerators whose calls are served by gantry-accel: \
-        api=opencl|cuda|opencl,cuda,socket=PATH,device=NAME,weight=N,memory=SIZE,window=SIZE,slices=N, \
+        api=opencl|cuda|opencl,cuda,socket=PATH,device=NAME,weight=N|idle,latency=MS,memory=SIZE,window=SIZE,slices=N, \
         compiler_cache=NAME|off,id=NAME; or, for native contexts, by gantry-nvidia --vm: \
         api=nvidia,socket=PATH,memory=SIZE,window=SIZE,pages=SIZE,id=NAME; or by a process of a server VM, without exits: transport=gate,server=PATH,shared=SIZE,id=NAME";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Plug in an accelerator",
-        help: "As for --accel: socket=PATH,device=NAME,weight=N,window=SIZE,id=NAME,...",
+        help: "As for --accel: socket=PATH,device=NAME,weight=N|idle,latency=MS,window=SIZE,id=NAME,...",
     });
 
     const SYNTAX: &'static [&'static [Key]] = &[KEYS, IOMMU, PLACE];
@@ -528,7 +545,7 @@ mod tests {
     #[test]
     fn an_accelerator_is_described_in_one_option() {
         let config = AccelConfig::parse(
-            "api=opencl,socket=/s,device=H200,weight=3,memory=8G,window=1G,slices=4,\
+            "api=opencl,socket=/s,device=H200,weight=3,latency=2,memory=8G,window=1G,slices=4,\
              compiler_cache=web-1,id=a",
         )
         .unwrap();
@@ -536,6 +553,7 @@ mod tests {
             socket: "/s".into(),
             device: Some("H200".to_owned()),
             weight: 3,
+            latency: Some(2),
             memory: Some(8 << 30),
             window: 1 << 30,
             slices: 4,
@@ -681,7 +699,9 @@ mod tests {
             ("window=2T", "window"),
             ("slices=3", "slices"),
             ("slices=128", "slices"),
-            ("weight=0", "weight"),
+            ("weight=10001", "weight"),
+            ("latency=0", "latency"),
+            ("weight=idle,latency=2", "latency"),
             ("compiler_cache=../x", "compiler_cache"),
             ("compiler_cache=run.7.1", "compiler_cache"),
             ("memory=1K", "memory"),

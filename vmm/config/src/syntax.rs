@@ -24,6 +24,8 @@ pub enum ValueType {
     Text,
     /// A number, decimal or hexadecimal with `0x`.
     Number,
+    /// A number, or this word for that one.
+    NumberOr(&'static str, u64),
     /// A size in bytes.
     Size,
     /// `on` or `off`.
@@ -218,6 +220,7 @@ fn placeholder(kind: &ValueType) -> String {
     match kind {
         ValueType::Text | ValueType::Word(_) => "TEXT".to_owned(),
         ValueType::Number => "N".to_owned(),
+        ValueType::NumberOr(word, _) => format!("N|{word}"),
         ValueType::Size => "SIZE".to_owned(),
         ValueType::Switch => "on|off".to_owned(),
         ValueType::Choice(choices) => {
@@ -377,6 +380,12 @@ fn convert(kind: &ValueType, text: &str) -> Result<Result<Value, String>, Syntax
     Ok(match kind {
         ValueType::Text => Ok(Value::from(unquote(text))),
         ValueType::Number => number(text).map(Value::from).ok_or("a number".to_owned()),
+        ValueType::NumberOr(word, json) if text.eq_ignore_ascii_case(word) => {
+            Ok(Value::from(*json))
+        }
+        ValueType::NumberOr(word, _) => number(text)
+            .map(Value::from)
+            .ok_or(format!("a number or {word}")),
         ValueType::Size => size(text)
             .map(Value::from)
             .ok_or("a size, such as 4096, 512M, 2G or 2GiB".to_owned()),

@@ -21,7 +21,7 @@ const SHOWN: &[(&str, &str)] = &[
     ("device", "Physical devices, such as 0000:01:00.0"),
     (
         "accel",
-        "Accelerators that gantry-accel serves: socket=PATH,weight=N",
+        "Accelerators that gantry-accel serves: socket=PATH,weight=N|idle",
     ),
     (
         "gpu",

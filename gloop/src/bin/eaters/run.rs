@@ -48,6 +48,7 @@ impl Runner {
             &Join {
                 name,
                 weight,
+                latency: 0,
                 sliced: false,
             },
         )?)))

@@ -32,6 +32,7 @@ fn serve_shared() -> (Served, Fake) {
         control,
         name: join.name,
         weight: join.weight,
+        latency: join.latency,
     };
     let worker = Worker::shared(Box::new(device.clone()), SLICE, None, None, share);
     let served = Served::start(&worker.expect("the branch is known"), device, folder);

@@ -101,6 +101,7 @@ fn port(
         slice_size: ring.window / u64::from(ring.slices.max(1)),
         device: ring.device.clone().unwrap_or_default(),
         weight: ring.weight,
+        latency: ring.latency.unwrap_or(0),
         memory: ring.memory.unwrap_or(0),
         // Unique among all clients of a host: one process is one VM.
         client: format!("{}/{id}", std::process::id()),
