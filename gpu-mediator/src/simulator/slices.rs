@@ -447,6 +447,29 @@ mod tests {
         assert!(outcome.delays[0].iter().all(Duration::is_zero));
     }
 
+    /// What a change of the ledger must not make worse, for mixes that were measured on a GPU: how even the shares are, and for
+    /// how long the steps of each last.
+    #[test]
+    fn shares_and_tails_of_measured_mixes_hold() {
+        let six = [1, 2, 2, 3, 3, 4].map(train).to_vec();
+        for (vms, tails) in [
+            (vec![train(1), train(3)], &[8.2, 2.8][..]),
+            (vec![decode(1), train(3)], &[2.2, 3.1]),
+            (vec![decode(1), hog(3)], &[1.8]),
+            (six, &[36.0, 19.0, 19.0, 15.0, 15.0, 10.0]),
+        ] {
+            let outcome = run(&vms, Slices::Ledger);
+            let even = outcome.min_max_ratio(TIME);
+            assert!(even > 0.93, "{even} {:?}", shares(&outcome));
+            let got = (0..tails.len()).map(|index| tail(&vms, &outcome, index));
+            let got: Vec<f64> = got.collect();
+            assert!(
+                got.iter().zip(tails).all(|(got, most)| got <= most),
+                "{got:?}"
+            );
+        }
+    }
+
     #[test]
     fn who_gives_a_latency_waits_no_longer_and_its_neighbours_keep_their_parts() {
         let millis = |time: f64| Duration::from_secs_f64(time / 1e3);
