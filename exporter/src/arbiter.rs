@@ -60,6 +60,10 @@ pub fn series(arbiter: &str, status: &Status) -> Series {
             let labels = [arbiter, &client.name, quantile];
             series.set(metrics::CLIENT_WAIT, labels, seconds(wait));
         }
+        if let Some(delay) = &client.delay {
+            let labels = [arbiter, &client.name, &delay.by];
+            series.set(metrics::CLIENT_DELAY, labels, seconds(delay.nanos));
+        }
         for (metric, value) in figures(client).into_iter().chain([due]) {
             series.set(metric, [arbiter, &client.name], value);
         }
@@ -71,7 +75,7 @@ pub fn series(arbiter: &str, status: &Status) -> Series {
 
 #[cfg(test)]
 mod tests {
-    use gpu_mediator::status::Waits;
+    use gpu_mediator::status::{Delay, Waits};
 
     use super::*;
 
@@ -94,6 +98,10 @@ mod tests {
                 p99: 12_000_000,
                 ..Waits::default()
             },
+            delay: (name == "b").then(|| Delay {
+                by: "123/a".to_owned(),
+                nanos: 60_000_000,
+            }),
         }
     }
 
@@ -131,11 +139,13 @@ mod tests {
             of(metrics::CLIENT_HOLDS, "123/a", "1"),
             "gantry_client_wait_seconds{arbiter=\"r\",client=\"b\",quantile=\"0.99\"} 0.012\n"
                 .to_owned(),
+            "gantry_client_delay_seconds{arbiter=\"r\",client=\"b\",by=\"123/a\"} 0.06\n"
+                .to_owned(),
         ] {
             assert!(text.contains(&expected), "{expected} is missing in {text}");
         }
         let lines = text.lines().filter(|line| !line.starts_with('#'));
-        assert_eq!(lines.count(), 3 + 15 * 3);
+        assert_eq!(lines.count(), 3 + 15 * 3 + 1);
     }
 
     #[test]

@@ -165,6 +165,8 @@ metrics! {
         "The client's workers, one for each application.";
     CLIENT_WAIT: Gauge "gantry_client_wait_seconds" ["arbiter", "client", "quantile"]
         "Quantile of the times for which the client, while it has work, waited until some was done, in the last 10 to 20 seconds.";
+    CLIENT_DELAY: Gauge "gantry_client_delay_seconds" ["arbiter", "client", "by"]
+        "Longest time for which the client had work and got nothing of the device, in the last 10 to 20 seconds, and who had the most of it meanwhile; with time slices, from 20 ms on.";
     CLIENT_HOLDS: Gauge "gantry_client_holds" ["arbiter", "client"]
         "Whether the client has the device now.";
 

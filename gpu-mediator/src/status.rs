@@ -61,6 +61,19 @@ pub struct Client {
     /// How long it has waited lately; for a virtual GPU, nothing.
     #[serde(default)]
     pub waits: Waits,
+    /// With time slices: the longest time in the last 10 to 20 seconds, 20 ms at least, for which it had work and got nothing of the
+    /// device.
+    #[serde(default)]
+    pub delay: Option<Delay>,
+}
+
+/// Who has delayed a client.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Delay {
+    /// The client that had the most of the device meanwhile.
+    pub by: String,
+    /// For how many nanoseconds.
+    pub nanos: u64,
 }
 
 /// How long a client that has work has waited until some of it was done, over the last 10 to 20 seconds: from when it began to
@@ -141,6 +154,10 @@ mod tests {
             device_time: u64::MAX,
             queueing_time: u64::MAX,
             calls: u64::MAX,
+            delay: Some(Delay {
+                by: format!("{number:0>64}"),
+                nanos: u64::MAX,
+            }),
             ..Client::default()
         };
         let status = Status {

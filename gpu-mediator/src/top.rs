@@ -157,13 +157,28 @@ fn draw(frame: &mut Frame<'_>, status: &Status, rows: &[Figures], complaint: Opt
             Cell::from(bytes(client.memory)),
             Cell::from(client.workers.to_string()),
             Cell::from(client.killed.to_string()),
+            Cell::from(match &client.delay {
+                Some(delay) => format!("{} {}", millis(delay.nanos), delay.by),
+                None => String::new(),
+            }),
         ])
         .style(style)
     });
-    let widths = [24, 7, 8, 8, 8, 9, 9, 9, 9, 9, 8, 7].map(Constraint::Length);
+    let widths = [24, 7, 8, 8, 8, 9, 9, 9, 9, 9, 8, 7, 33].map(Constraint::Length);
     let names = [
-        "client", "weight", "device", "due", "waits", "P50 ms", "P99 ms", "longest", "calls/s",
-        "memory", "workers", "killed",
+        "client",
+        "weight",
+        "device",
+        "due",
+        "waits",
+        "P50 ms",
+        "P99 ms",
+        "longest",
+        "calls/s",
+        "memory",
+        "workers",
+        "killed",
+        "ms delayed by",
     ];
     let header = Row::new(names).style(Style::new().add_modifier(Modifier::REVERSED));
     frame.render_widget(Table::new(table, widths).header(header), body);
@@ -250,6 +265,7 @@ mod tests {
     use ratatui::{Terminal, backend::TestBackend};
 
     use super::*;
+    use crate::status::Delay;
 
     fn client(name: &str, weight: u32, device: u64, queueing: u64) -> Client {
         Client {
@@ -293,17 +309,29 @@ mod tests {
 
     #[test]
     fn the_table_shows_each_client_with_its_share() {
-        let after = status(
+        let mut after = status(
             1,
             vec![client("web", 1, 250, 700), client("hpc", 3, 750, 200)],
         );
+        after.clients[0].delay = Some(Delay {
+            by: "batch".to_owned(),
+            nanos: 60_000_000,
+        });
         let rows = figures(&status(0, Vec::new()), &after);
-        let mut terminal = Terminal::new(TestBackend::new(100, 6)).unwrap();
+        let mut terminal = Terminal::new(TestBackend::new(170, 6)).unwrap();
         terminal
             .draw(|frame| draw(frame, &after, &rows, None))
             .unwrap();
         let text = terminal.backend().to_string();
-        for word in ["web", "hpc", "25.0 %", "75.0 %", "policy fair", "q: quit"] {
+        for word in [
+            "web",
+            "hpc",
+            "25.0 %",
+            "75.0 %",
+            "60.00 batch",
+            "policy fair",
+            "q: quit",
+        ] {
             assert!(text.contains(word), "{word} is missing in {text}");
         }
     }

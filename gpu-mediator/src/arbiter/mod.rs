@@ -52,7 +52,7 @@ use trials::Trials;
 
 use crate::{
     Expected, Moment, Slice,
-    policy::{ClientId, Name},
+    policy::{ClientId, Delay, Name},
     scheduler::{Dispatch, Scheduler},
     status,
 };
@@ -129,6 +129,8 @@ struct Vm {
     /// The device time in nanoseconds, calls and synchronous calls that readers of the status have seen last.
     shown: [u64; 3],
     tails: Tails,
+    /// The longest delays of the last window and of this one.
+    delays: [Option<Delay>; 2],
 }
 
 /// A worker, and its client.
@@ -541,6 +543,7 @@ impl Arbiter {
         }
         self.marked = now;
         for (id, vm) in &mut self.vms {
+            vm.delays = [vm.delays[1], None];
             let workers = self.members.values().filter(|member| member.vm == *id);
             vm.tails
                 .mark(workers.map(|member| member.worker.account().waits.read()));
@@ -579,6 +582,7 @@ impl Arbiter {
             delayed: Duration::ZERO,
             shown: [0; 3],
             tails: Tails::default(),
+            delays: [None; 2],
         };
         self.vms.insert(id, vm);
         id

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::{Arbiter, Worker};
+use super::{Arbiter, Vm, Worker};
 use crate::{
     Moment,
     status::{self, Status},
@@ -16,6 +16,16 @@ impl Arbiter {
             // A reader that has disconnected does not need it.
             let _ = self.status(Moment::now()).send(&stream);
         }
+    }
+
+    /// The longest delay of a client in the last two windows, if the one that it waited for is still here.
+    fn longest_delay(&self, vm: &Vm) -> Option<status::Delay> {
+        let delays = vm.delays.iter().flatten();
+        let longest = delays.max_by_key(|delay| delay.time)?;
+        Some(status::Delay {
+            by: self.vms.get(&longest.by)?.name.clone(),
+            nanos: u64::try_from(longest.time.as_nanos()).unwrap_or(u64::MAX),
+        })
     }
 
     pub(super) fn status(&mut self, now: Moment) -> Status {
@@ -57,6 +67,7 @@ impl Arbiter {
                 waits: vm
                     .tails
                     .recent(workers().map(|member| member.worker.account().waits.read())),
+                delay: self.longest_delay(vm),
                 holds,
                 beside: self.is_beside(id),
             }

@@ -275,6 +275,8 @@ impl Arbiter {
             ledger.review(now);
             for (id, vm) in &mut self.vms {
                 vm.sliced += ledger.take_charged(*id);
+                let delays = vm.delays[1].into_iter().chain(ledger.take_delay(*id));
+                vm.delays[1] = delays.max_by_key(|delay| delay.time);
             }
             let present = here().filter(|news| !news.report.present.is_zero());
             let present: BTreeSet<ClientId> = present.map(|news| news.vm).collect();

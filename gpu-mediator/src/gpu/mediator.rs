@@ -434,6 +434,7 @@ impl Mediator {
                 calls: vm.figures.submissions,
                 synchronous_calls: 0,
                 waits: Waits::default(),
+                delay: None,
                 memory: vm.partition.bytes(),
                 killed: vm.figures.ended,
                 holds: self.scheduler.holder() == Some(ClientId(*id)),

@@ -35,7 +35,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use super::{Class, ClientId, Weight};
+use super::{Class, ClientId, Delay, Weight, delays::Delays};
 use crate::Moment;
 
 /// How often the caller asks for commands ([`Ledger::review`]).
@@ -179,6 +179,7 @@ struct Account {
     charged: f64,
     /// Whether it had work at the last review, or counted as having some.
     works: bool,
+    delays: Delays,
 }
 
 impl Account {
@@ -285,6 +286,7 @@ impl Ledger {
             used_before: 0.0,
             charged: 0.0,
             works: false,
+            delays: Delays::default(),
         };
         self.accounts.insert(client, account);
     }
@@ -351,6 +353,12 @@ impl Ledger {
         Duration::from_secs_f64(charged / 1e3)
     }
 
+    /// The longest time, 20 ms at least, for which a client had work and got nothing, since this was asked last. What a kernel has
+    /// that is too long to be measured is not known, and no delay.
+    pub fn take_delay(&mut self, client: ClientId) -> Option<Delay> {
+        self.accounts.get_mut(&client)?.delays.take()
+    }
+
     /// Whether the client is to be stopped.
     pub fn is_stopped(&self, client: ClientId) -> bool {
         let account = self.accounts.get(&client);
@@ -365,7 +373,8 @@ impl Ledger {
 
     /// Reviews all accounts. Returns what is to be done, in this order.
     pub fn review(&mut self, now: Moment) -> Vec<Command> {
-        let period = millis(now.since(self.reviewed));
+        let passed = now.since(self.reviewed);
+        let period = millis(passed);
         self.reviewed = now;
         if period <= 0.0 {
             return Vec::new();
@@ -395,8 +404,15 @@ impl Ledger {
         let busy = period * (1.0 - away.product::<f64>());
         self.busy += busy;
         let mut owed = Vec::new();
+        let used = self.accounts.iter().filter(|(_, one)| one.used > 0.0);
+        let most = used.max_by(|(_, one), (_, other)| one.used.total_cmp(&other.used));
+        let most = most.map(|(id, _)| *id);
         for (id, account) in &mut self.accounts {
             let part = part(account);
+            match part > 0.5 && account.used <= 0.0 && !account.long {
+                true => account.delays.wait(passed, most),
+                false => account.delays.end(),
+            }
             let (due, earned) = match due_by(account) {
                 by if account.has_latency() => {
                     let due = if by > 0.0 { busy * by / total } else { 0.0 };
@@ -1021,6 +1037,22 @@ mod tests {
         assert!(!commands.contains(&Command::Stop(ONE)), "{commands:?}");
         let commands = reviews(&mut ledger, [uses(0.5); 2], 100);
         assert!(commands.contains(&Command::Stop(ONE)), "{commands:?}");
+    }
+
+    #[test]
+    fn who_gets_nothing_is_delayed_by_who_uses_the_device() {
+        let mut ledger = two([1, 1]);
+        reviews(&mut ledger, [uses(0.0), uses(1.0)], 10);
+        assert_eq!(ledger.take_delay(ONE), None, "it goes on");
+        reviews(&mut ledger, [uses(0.5), uses(0.5)], 1);
+        let time = PERIOD * 10;
+        assert_eq!(ledger.take_delay(ONE), Some(Delay { by: OTHER, time }));
+        assert_eq!(ledger.take_delay(OTHER), None);
+        // It has no work.
+        let idle = [Report::default(), uses(1.0)];
+        reviews(&mut ledger, idle, 10);
+        reviews(&mut ledger, [uses(0.5), uses(0.5)], 1);
+        assert_eq!(ledger.take_delay(ONE), None);
     }
 
     #[test]

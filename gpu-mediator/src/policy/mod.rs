@@ -15,6 +15,7 @@
 
 mod band;
 mod credit;
+mod delays;
 mod fair;
 mod fifo;
 pub mod ledger;
@@ -25,6 +26,7 @@ use std::{fmt, num::NonZeroU32, str::FromStr, time::Duration};
 
 pub use band::Band;
 pub use credit::Credit;
+pub use delays::Delay;
 pub use fair::Fair;
 pub use fifo::Fifo;
 
