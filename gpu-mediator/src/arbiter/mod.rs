@@ -52,7 +52,7 @@ use trials::Trials;
 
 use crate::{
     Expected, Moment, Slice,
-    policy::{ClientId, Delay, Name},
+    policy::{Class, ClientId, Delay, Name},
     scheduler::{Dispatch, Scheduler},
     status,
 };
@@ -529,6 +529,10 @@ impl Arbiter {
             return to(Terms::default()).map(|_| false);
         };
         let terms = to(vm.terms)?;
+        let mut own = self.members.values().filter(|member| member.vm == *id);
+        if terms.class == Class::Idle && own.any(|member| !member.worker.sees_requests()) {
+            return Err(NoTerms::Native);
+        }
         log::info!("{name}: {} becomes {terms}", vm.terms);
         (vm.terms, vm.is_set) = (terms, true);
         self.scheduler.set_weight(*id, terms.weight, now);

@@ -5,6 +5,7 @@ use std::sync::atomic::Ordering;
 use super::{Arbiter, Vm, Worker};
 use crate::{
     Moment,
+    policy::Delay,
     status::{self, Status},
 };
 
@@ -18,9 +19,10 @@ impl Arbiter {
         }
     }
 
-    /// The longest delay of a client in the last two windows, if the one that it waited for is still here.
+    /// The longest delay of a client in the last two windows by one that is still here.
     fn longest_delay(&self, vm: &Vm) -> Option<status::Delay> {
-        let delays = vm.delays.iter().flatten();
+        let is_here = |delay: &&Delay| self.vms.contains_key(&delay.by);
+        let delays = vm.delays.iter().flatten().filter(is_here);
         let longest = delays.max_by_key(|delay| delay.time)?;
         Some(status::Delay {
             by: self.vms.get(&longest.by)?.name.clone(),

@@ -369,6 +369,7 @@ impl Arbiter {
                     completed: read.completions != before.completions
                         || (unmeasured && !present.is_zero()),
                     switching: read.switching.saturating_sub(before.switching),
+                    recorded: unmeasured,
                 },
             }
         });

@@ -25,6 +25,10 @@ pub(super) enum NoTerms {
     Latency(u32),
     #[error("an idle client has no latency: use latency 0 (gantry top: off), or another weight")]
     Idle,
+    #[error(
+        "native contexts are not idle, as their calls wait for the end of a stop: use a weight from 1 to 10000"
+    )]
+    Native,
 }
 
 impl Default for Terms {

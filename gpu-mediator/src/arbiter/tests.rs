@@ -1168,4 +1168,8 @@ fn who_becomes_idle_is_stopped_for_as_long_as_others_have_work() {
         (3, 2)
     );
     assert_eq!(ask(&mut arranged, latency(1001)), None);
+    // Calls of native contexts wait for the end of stops.
+    let account = arranged.arbiter.members[&1].worker.account();
+    account.sight.store(sight::RECORD, Ordering::Relaxed);
+    assert_eq!(ask(&mut arranged, idle), None);
 }

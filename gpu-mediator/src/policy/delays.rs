@@ -45,19 +45,20 @@ impl Delays {
 
     /// It has got something, or has no work.
     pub fn end(&mut self) {
-        let ended = std::mem::take(&mut self.lasts);
-        let by = self.by.take();
-        if let Some((by, _)) = by
-            && ended >= LEAST
-            && self.longest.is_none_or(|longest| longest.time < ended)
-        {
-            self.longest = Some(Delay { by, time: ended });
-        }
+        self.longest = self.take();
+        (self.lasts, self.by) = (Duration::ZERO, None);
     }
 
-    /// The longest one since this was asked last.
+    /// The longest one since this was asked last, or the one that goes on.
     pub fn take(&mut self) -> Option<Delay> {
-        self.longest.take()
+        let (by, _) = self.by.unzip();
+        let lasts = by.map(|by| Delay {
+            by,
+            time: self.lasts,
+        });
+        let lasts = lasts.filter(|delay| delay.time >= LEAST);
+        let all = self.longest.take().into_iter().chain(lasts);
+        all.max_by_key(|delay| delay.time)
     }
 }
 

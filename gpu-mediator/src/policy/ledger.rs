@@ -104,6 +104,10 @@ const UNINTERRUPTED: f64 = 8.0;
 const CREDITED: f64 = 6.0;
 /// For how long nobody of another class has had work when idle clients run.
 const FREE: Duration = Duration::from_millis(8);
+/// Who has the device alone, and is seen by its record alone, seems to have no work. If it has some within this time after idle clients
+/// were started, these wait for longer the next time, up to so long.
+const REGRETTED: Duration = Duration::from_millis(250);
+const PATIENCE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(8)];
 /// For how long slices stay short for a client that has no work.
 const EXPECTED: Duration = Duration::from_secs(1);
 
@@ -134,6 +138,8 @@ pub struct Report {
     pub stopped: bool,
     /// How long stopping and starting it took.
     pub switching: Duration,
+    /// Whether its work is known by the device's record alone, which has nothing of a client that has the device alone.
+    pub recorded: bool,
 }
 
 /// Times are in milliseconds.
@@ -143,10 +149,12 @@ struct Account {
     class: Class,
     /// Whether it is stopped because others have work.
     is_held: bool,
+    /// Whether its work is not known while it has the device alone.
+    is_recorded: bool,
     /// When it last had work, or counted as having some.
     seen: Option<Moment>,
-    /// Whether its slices are [`UNINTERRUPTED`].
-    is_preferred: bool,
+    /// The slice that it has while it has credit, in milliseconds: [`UNINTERRUPTED`], if no other one waits for it.
+    preferred: Option<f64>,
     slice: f64,
     /// Since when it is to be stopped, and whether it is.
     stopped: Option<Moment>,
@@ -198,16 +206,18 @@ impl Account {
         self.class == Class::Idle
     }
 
+    /// Whether it has had work lately.
+    fn is_expected(&self, now: Moment) -> bool {
+        self.seen.is_some_and(|seen| now.since(seen) < EXPECTED)
+    }
+
     fn has_latency(&self) -> bool {
         matches!(self.class, Class::Latency(_))
     }
 
     /// The slice that it has now, in milliseconds.
     fn current(&self) -> f64 {
-        match self.is_preferred {
-            true => self.slice.max(UNINTERRUPTED),
-            false => self.slice,
-        }
+        self.slice.max(self.preferred.unwrap_or_default())
     }
 
     /// The slice that would suit it, whatever those of others.
@@ -238,8 +248,11 @@ pub struct Ledger {
     settlements: u32,
     /// Until when nobody is stopped.
     unstopped: Moment,
-    /// When one that is not idle last had work.
+    /// When one that is not idle last had work, for how long none must have had any until idle ones run, and when these were started
+    /// if none has had any since.
     worked: Option<Moment>,
+    patience: Duration,
+    released: Option<Moment>,
 }
 
 impl Ledger {
@@ -254,6 +267,8 @@ impl Ledger {
             settlements: 0,
             unstopped: now,
             worked: None,
+            patience: FREE,
+            released: None,
         }
     }
 
@@ -263,8 +278,9 @@ impl Ledger {
             weight,
             class: Class::Shared,
             is_held: false,
+            is_recorded: false,
             seen: None,
-            is_preferred: false,
+            preferred: None,
             slice: millis(FIRST_SLICE),
             stopped: None,
             confirmed: false,
@@ -328,6 +344,7 @@ impl Ledger {
             (account.stopped, account.is_held) = (None, false);
             account.confirmed = false;
             (account.present, account.used, account.long) = (0.0, 0.0, false);
+            account.delays.end();
         }
     }
 
@@ -340,6 +357,7 @@ impl Ledger {
             account.used += millis(report.used);
             account.long |= report.long;
             account.confirmed = report.stopped;
+            account.is_recorded = report.recorded;
             if report.completed {
                 (account.completes, account.waits) = (true, false);
             }
@@ -399,9 +417,11 @@ impl Ledger {
         let quick = of(Account::has_latency);
         let rest: f64 = of(|one| !one.has_latency()).map(due_by).sum();
         let all = rest + quick.clone().map(weight).sum::<f64>();
-        let taken: f64 = quick.map(|one| one.used.min(period)).sum();
         let away = self.accounts.values().map(|account| 1.0 - part(account));
         let busy = period * (1.0 - away.product::<f64>());
+        // What they take beyond what they may is what the others are owed.
+        let may = |one: &Account| busy * weight(one) / all + one.credit.max(0.0);
+        let taken: f64 = quick.map(|one| one.used.min(period).min(may(one))).sum();
         self.busy += busy;
         let mut owed = Vec::new();
         let used = self.accounts.iter().filter(|(_, one)| one.used > 0.0);
@@ -457,7 +477,7 @@ impl Ledger {
         }
         let mut commands = Vec::new();
         self.hold(now, &mut commands);
-        self.prefer(&mut commands);
+        self.prefer(now, &mut commands);
         self.stop_and_start(&owed, now, &mut commands);
         if settled {
             self.settlements += 1;
@@ -544,12 +564,26 @@ impl Ledger {
 
     /// Stops idle clients while others have work.
     fn hold(&mut self, now: Moment, commands: &mut Vec<Command>) {
-        let is_free = self.worked.is_none_or(|last| now.since(last) >= FREE);
+        let mut others = self.accounts.values().filter(|one| !one.is_idle());
+        if !others.any(|one| one.is_recorded) {
+            (self.patience, self.released) = (FREE, None);
+        } else if let (Some(worked), Some(released)) = (self.worked, self.released)
+            && worked > released
+        {
+            let [least, most] = PATIENCE;
+            self.patience = match worked.since(released) < REGRETTED {
+                true => (self.patience * 2).clamp(least, most),
+                false => FREE,
+            };
+            self.released = None;
+        }
+        let is_free = (self.worked).is_none_or(|last| now.since(last) >= self.patience);
         for (&id, account) in &mut self.accounts {
             let hold = account.is_idle() && !is_free;
             if account.is_held && !hold {
                 (account.is_held, account.stopped) = (false, None);
                 account.started = Some(now);
+                self.released = Some(now);
                 commands.push(Command::Start(id));
             } else if hold && !account.is_held && account.works && now >= self.unstopped {
                 account.is_held = true;
@@ -562,16 +596,35 @@ impl Ledger {
     }
 
     /// Has clients with a latency that have credit not be interrupted.
-    fn prefer(&mut self, commands: &mut Vec<Command>) {
+    fn prefer(&mut self, now: Moment, commands: &mut Vec<Command>) {
+        // What others with a latency leave: their own, less the slices of all but them.
+        let present = |one: &Account| one.is_expected(now);
+        let sum: f64 = self
+            .accounts
+            .values()
+            .filter(|one| present(one))
+            .map(|one| one.slice)
+            .sum();
+        let quick = self.accounts.iter().filter(|(_, one)| present(one));
+        let left = quick.filter_map(|(id, one)| match one.class {
+            Class::Latency(longest) => Some((*id, millis(longest) - (sum - one.slice))),
+            _ => None,
+        });
+        let left: Vec<(ClientId, f64)> = left.collect();
         for (&id, account) in &mut self.accounts {
-            let least = if account.is_preferred {
+            let others = left.iter().filter(|(other, _)| *other != id);
+            let most = others.map(|(_, left)| left + account.slice);
+            let most = most.fold(UNINTERRUPTED, f64::min);
+            let least = if account.preferred.is_some() {
                 LEVEL
             } else {
                 CREDITED
             };
             let prefer = account.has_latency() && account.credit > least;
-            if prefer != account.is_preferred {
-                account.is_preferred = prefer;
+            let before = account.current();
+            account.preferred = prefer.then_some(most);
+            let changed = (account.current() - before).abs() > WORTH * before;
+            if changed {
                 let slice = Duration::from_secs_f64(account.current() / 1e3);
                 commands.push(Command::Slice(id, slice));
             }
@@ -632,9 +685,8 @@ impl Ledger {
         let mut scale = CYCLE * wanted().count() as f64 / sum;
         let overdrawn = self.debts().overdrawn;
         for account in self.accounts.values() {
-            let is_expected = |seen| now.since(seen) < EXPECTED;
             if let Class::Latency(longest) = account.class
-                && account.seen.is_some_and(is_expected)
+                && account.is_expected(now)
                 && account.credit >= -overdrawn
             {
                 let own = if active(account) {
@@ -650,7 +702,7 @@ impl Ledger {
                 let slice = (account.wanted() * scale).clamp(LEAST, LONGEST_SLICE);
                 if (slice - account.slice).abs() > WORTH * account.slice {
                     account.slice = slice;
-                    if !account.is_preferred {
+                    if account.preferred.is_none() {
                         let slice = Duration::from_secs_f64(slice / 1e3);
                         commands.push(Command::Slice(id, slice));
                     }
@@ -1039,14 +1091,113 @@ mod tests {
         assert!(commands.contains(&Command::Stop(ONE)), "{commands:?}");
     }
 
+    fn with_latency(ledger: &mut Ledger, ids: &[ClientId]) {
+        for id in ids {
+            ledger.set_class(*id, Class::Latency(Duration::from_millis(2)));
+        }
+    }
+
+    #[test]
+    fn who_overdraws_is_stopped_whatever_its_latency() {
+        let mut ledger = two([1, 3]);
+        with_latency(&mut ledger, &[ONE]);
+        let commands = reviews(&mut ledger, [uses(0.7), uses(0.35)], 500);
+        assert!(
+            commands.contains(&Command::Stop(ONE)),
+            "it takes more than its part"
+        );
+        assert!(!commands.contains(&Command::Stop(OTHER)));
+    }
+
+    #[test]
+    fn who_is_preferred_does_not_delay_another_one_with_a_latency() {
+        let mut ledger = two([1, 1]);
+        let third = ClientId(3);
+        ledger.join(third, Weight::ONE);
+        with_latency(&mut ledger, &[ONE, OTHER]);
+        let mut preferred = false;
+        for number in 0..1000 {
+            ledger.report(third, uses(0.4));
+            // The other one is away for half a second, and earns all the same.
+            let other = if number % 250 < 125 {
+                Report::default()
+            } else {
+                uses(0.3)
+            };
+            reviews(&mut ledger, [uses(0.3), other], 1);
+            preferred |= ledger.accounts[&OTHER].preferred.is_some();
+            let slice = ledger.slice(OTHER).unwrap();
+            // Slices were the driver's at first.
+            assert!(
+                number < 20 || slice <= Duration::from_micros(2100),
+                "{slice:?}"
+            );
+        }
+        assert!(preferred);
+    }
+
+    #[test]
+    fn who_is_seen_by_the_record_alone_keeps_idle_clients_off_for_longer_and_longer() {
+        let mut ledger = two([1, 1]);
+        ledger.set_class(ONE, Class::Idle);
+        let mut ran = 0;
+        let (mut since, mut held) = (0, false);
+        for _ in 0..15_000 {
+            let now_held = ledger.is_stopped(ONE);
+            since = if now_held == held { since + 1 } else { 0 };
+            held = now_held;
+            ran += u32::from(!held);
+            // After 100 ms alone, it seems to have no work; 60 ms after another one has come, it is seen again.
+            let is_seen = if held { since < 25 } else { since > 15 };
+            let recorded = true;
+            let other = match is_seen {
+                true => Report {
+                    recorded,
+                    ..uses(0.5)
+                },
+                false => Report {
+                    recorded,
+                    ..Report::default()
+                },
+            };
+            reviews(&mut ledger, [uses(0.5), other], 1);
+        }
+        // In a minute.
+        assert!(ran < 300, "{ran} of 15,000");
+        // It leaves.
+        ledger.leave(OTHER);
+        reviews_of_one(&mut ledger, 2100);
+        assert!(!ledger.is_stopped(ONE));
+    }
+
+    /// Reviews with reports of the first client alone.
+    fn reviews_of_one(ledger: &mut Ledger, count: u32) {
+        for _ in 0..count {
+            let stopped = ledger.is_stopped(ONE);
+            ledger.report(
+                ONE,
+                Report {
+                    stopped,
+                    ..uses(0.0)
+                },
+            );
+            ledger.review(ledger.reviewed + PERIOD);
+        }
+    }
+
     #[test]
     fn who_gets_nothing_is_delayed_by_who_uses_the_device() {
         let mut ledger = two([1, 1]);
         reviews(&mut ledger, [uses(0.0), uses(1.0)], 10);
-        assert_eq!(ledger.take_delay(ONE), None, "it goes on");
+        let delay = |count| Delay {
+            by: OTHER,
+            time: PERIOD * count,
+        };
+        // It goes on.
+        assert_eq!(ledger.take_delay(ONE), Some(delay(10)));
+        reviews(&mut ledger, [uses(0.0), uses(1.0)], 1);
         reviews(&mut ledger, [uses(0.5), uses(0.5)], 1);
-        let time = PERIOD * 10;
-        assert_eq!(ledger.take_delay(ONE), Some(Delay { by: OTHER, time }));
+        assert_eq!(ledger.take_delay(ONE), Some(delay(11)));
         assert_eq!(ledger.take_delay(OTHER), None);
         // It has no work.
         let idle = [Report::default(), uses(1.0)];

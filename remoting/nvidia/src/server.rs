@@ -20,7 +20,7 @@ use base::{
 };
 use nvidia_abi::Branch;
 use remoting_transport::account as port;
-use remoting_turns::weight as weights;
+use remoting_turns::message::IDLE;
 use rustix::{
     io::Errno,
     net::{Shutdown, SocketFlags, accept_with, shutdown},
@@ -59,7 +59,13 @@ pub enum Error {
         "the port has weight={0}, and no arbiter divides GPUs among native contexts: start gantry-nvidia with --arbiter \
          SOCKET, or leave weight out"
     )]
-    Weight(String),
+    Weight(u32),
+    /// Programs that are to be idle.
+    #[error(
+        "the port has weight=idle, which native contexts do not have, as their calls wait for the end of a stop: use a weight \
+         from 1 to 10000"
+    )]
+    Idle,
     /// A latency, and no arbiter.
     #[error(
         "the port has latency={0}, and no arbiter divides GPUs among native contexts: start gantry-nvidia with --arbiter \
@@ -151,8 +157,11 @@ impl Worker {
             weight,
             latency,
         });
+        if weight == IDLE {
+            return Err(Error::Idle);
+        }
         if share.is_none() && weight != 1 {
-            return Err(Error::Weight(weights::text(weight)));
+            return Err(Error::Weight(weight));
         }
         if share.is_none() && latency != 0 {
             return Err(Error::Latency(latency));

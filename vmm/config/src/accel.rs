@@ -408,6 +408,10 @@ impl RingConfig {
         }
         let valid = self.weight <= 10_000;
         check::number("weight", self.weight, valid, "1 to 10000, or idle (0)")?;
+        if self.weight == 0 && api == AccelApi::Nvidia {
+            let (with, advice) = ("api=nvidia", "use a weight from 1 to 10000");
+            return Err(Problem::Conflict { with, advice }.at("weight"));
+        }
         if let Some(latency) = self.latency {
             check::range("latency", latency, 1, 1000)?;
             if self.weight == 0 {
@@ -702,6 +706,7 @@ mod tests {
             ("weight=10001", "weight"),
             ("latency=0", "latency"),
             ("weight=idle,latency=2", "latency"),
+            ("api=nvidia,weight=idle", "weight"),
             ("compiler_cache=../x", "compiler_cache"),
             ("compiler_cache=run.7.1", "compiler_cache"),
             ("memory=1K", "memory"),

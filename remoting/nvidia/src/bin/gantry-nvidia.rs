@@ -76,9 +76,9 @@ struct Arguments {
     /// that machine's.
     #[arg(long, value_name = "NAME", requires = "arbiter", conflicts_with = "vm")]
     name: Option<String>,
-    /// The part of the GPU that this machine's programs get, in proportion to those of others: 1 to 10,000, or idle: only while
-    /// nobody else has work. For the programs of a virtual machine, gantry's option weight says it.
-    #[arg(long, value_name = "NUMBER|idle", requires = "arbiter", conflicts_with = "vm", value_parser = remoting_turns::weight::parse)]
+    /// The part of the GPU that this machine's programs get, in proportion to those of others: 1 to 10,000. For the programs
+    /// of a virtual machine, gantry's option weight says it.
+    #[arg(long, value_name = "NUMBER", requires = "arbiter", conflicts_with = "vm", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     weight: Option<u32>,
     /// For how many milliseconds, 1 to 1000, this machine's programs wait at most for time slices of others, as long as they have
     /// had no more than their part. For the programs of a virtual machine, gantry's option latency says it.
@@ -235,7 +235,6 @@ mod tests {
             "--vm /tmp/x --gpu H200",
             "--vm /tmp/x --arbiter /tmp/a",
             "--arbiter /tmp/a --name web --weight 3",
-            "--arbiter /tmp/a --weight idle",
             "--arbiter /tmp/a --latency 2",
             "driver-image /tmp/x --video",
             "driver-image --list",
@@ -250,6 +249,7 @@ mod tests {
             "--weight 3",
             "--vm /tmp/x --arbiter /tmp/a --weight 3",
             "--arbiter /tmp/a --weight 0",
+            "--arbiter /tmp/a --weight idle",
             "--arbiter /tmp/a --latency 0",
             "--latency 2",
             "--gpu GPU-1",
