@@ -52,7 +52,10 @@ use remoting_transport::{
     socket,
     window::{self, RING},
 };
-use remoting_turns::{message::Join, slices::Slices};
+use remoting_turns::{
+    message::{IDLE, Join},
+    slices::Slices,
+};
 
 use super::{
     account,
@@ -84,6 +87,12 @@ pub enum Error {
     /// Time slices, which the pool has found to work.
     #[error("cannot set time slices")]
     Slices(#[source] timeslice::Error),
+    /// The limit counts while a client is stopped.
+    #[error(
+        "the client has weight=idle, and this pool --kernel-limit, which goes on counting while an idle client is stopped: use a \
+         weight from 1 to 10000, or a pool without --kernel-limit"
+    )]
+    Idle,
     /// The connection.
     #[error("the connection to the application failed")]
     Connection(#[source] io::Error),
@@ -775,6 +784,9 @@ fn limit<B: Backend>(server: &mut Session<B>, options: &Options) -> Result<(), E
 fn share<B: Backend>(server: &mut Session<B>, options: &Options, owner: Join) -> Result<(), Error> {
     if options.arbiter.is_none() {
         return Ok(());
+    }
+    if owner.weight == IDLE && options.kernel_limit != 0 {
+        return Err(Error::Idle);
     }
     // SAFETY: the pool has put the socket there, and nothing else in this process uses it.
     let control = unsafe { UnixStream::from_raw_fd(CONTROL) };
