@@ -1149,7 +1149,8 @@ fn who_becomes_idle_is_stopped_for_as_long_as_others_have_work() {
         }
     };
     let told = |arranged: &Arranged| arranged.arbiter.members[&1].worker.is_told_to_stop();
-    share(&mut arranged, &mut now, 5);
+    // Reviews are seldom until two have work.
+    share(&mut arranged, &mut now, 30);
     assert!(told(&arranged));
     for _ in 0..100 {
         share(&mut arranged, &mut now, 5);
