@@ -307,7 +307,12 @@ entry_points! {
         if capturing(link, place.0, place.1) {
             return captured_function(link, place, call);
         }
-        host_function_in(link, place, Told::OfEnd, move |_| call())
+        host_function_in(link, place, Told::OfEnd, move |status| {
+            // The worker tells of work that has been done only; this process, that the worker has ended.
+            if status == 0 {
+                call();
+            }
+        })
     }
 
     fn cuStreamAddCallback(

@@ -22,6 +22,7 @@ mod landing;
 mod library;
 mod linear;
 mod linear_hostile;
+mod lost;
 mod nodes;
 mod nvml;
 #[path = "../../../../tests/cuda-driver/tests/cuda/order.rs"]
