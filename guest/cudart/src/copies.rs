@@ -9,7 +9,9 @@ use crate::{
     context::{primary, ready},
     driver::driver,
     error::{Answer, Error},
+    memory::attributes,
     registry,
+    volumes::When,
 };
 
 /// Starts a copy in a stream.
@@ -195,7 +197,8 @@ streamed! {
             (_, Base::Legacy) => driver!(cuMemsetD8_v2(at, byte(value), count)),
             (_, Base::PerThread) => {
                 let stream = base.stream(std::ptr::null_mut());
-                driver!(cuMemsetD8Async(at, byte(value), count, stream))
+                driver!(cuMemsetD8Async(at, byte(value), count, stream))?;
+                settle(devPtr, stream)
             }
         }
     }
@@ -220,7 +223,7 @@ streamed! {
         width: usize,
         height: usize,
     ) {
-        fill_rows(devPtr, pitch, value, width, height, base.stream(std::ptr::null_mut()))
+        fill_rows(devPtr, pitch, value, width, height, When::Done(base))
     }
 
     fn cudaMemset2DAsync / cudaMemset2DAsync_ptsz [base] (
@@ -231,11 +234,11 @@ streamed! {
         height: usize,
         stream: cudaStream_t,
     ) {
-        fill_rows(devPtr, pitch, value, width, height, base.stream(stream))
+        fill_rows(devPtr, pitch, value, width, height, When::Started(base.stream(stream)))
     }
 
     fn cudaMemset3D / cudaMemset3D_ptds [base] (pitchedDevPtr: cudaPitchedPtr, value: c_int, extent: cudaExtent) {
-        fill_planes(pitchedDevPtr, value, extent, base.stream(std::ptr::null_mut()))
+        fill_planes(pitchedDevPtr, value, extent, When::Done(base))
     }
 
     fn cudaMemset3DAsync / cudaMemset3DAsync_ptsz [base] (
@@ -244,7 +247,19 @@ streamed! {
         extent: cudaExtent,
         stream: cudaStream_t,
     ) {
-        fill_planes(pitchedDevPtr, value, extent, base.stream(stream))
+        fill_planes(pitchedDevPtr, value, extent, When::Started(base.stream(stream)))
+    }
+}
+
+/// Waits for a fill in a stream, unless only the device sees the memory.
+///
+/// # Errors
+/// The driver's, of any work of the stream.
+fn settle(at: *mut c_void, stream: CUstream) -> Answer {
+    match attributes(at) {
+        Ok(known) if known.r#type == cudaMemoryType::cudaMemoryTypeDevice => Ok(()),
+        // SAFETY: the driver checks the handle.
+        _ => unsafe { driver!(cuStreamSynchronize(stream)) },
     }
 }
 
@@ -256,12 +271,28 @@ unsafe fn fill_rows(
     value: c_int,
     width: usize,
     height: usize,
-    stream: CUstream,
+    when: When,
 ) -> Answer {
     ready()?;
     if width == 0 || height == 0 {
         return Ok(());
     }
+    let stream = match when {
+        When::Started(stream) => stream,
+        When::Done(Base::Legacy) => {
+            // SAFETY: numbers only.
+            return unsafe {
+                driver!(cuMemsetD2D8_v2(
+                    at as CUdeviceptr,
+                    pitch,
+                    byte(value),
+                    width,
+                    height
+                ))
+            };
+        }
+        When::Done(base) => base.stream(std::ptr::null_mut()),
+    };
     // SAFETY: numbers only.
     unsafe {
         driver!(cuMemsetD2D8Async(
@@ -271,18 +302,17 @@ unsafe fn fill_rows(
             width,
             height,
             stream
-        ))
+        ))?;
+        match when {
+            When::Started(_) => Ok(()),
+            When::Done(_) => settle(at, stream),
+        }
     }
 }
 
 /// # Safety
 /// As for [`fill_rows`].
-unsafe fn fill_planes(
-    to: cudaPitchedPtr,
-    value: c_int,
-    extent: cudaExtent,
-    stream: CUstream,
-) -> Answer {
+unsafe fn fill_planes(to: cudaPitchedPtr, value: c_int, extent: cudaExtent, when: When) -> Answer {
     // A plane consists of `ysize` rows, of which `height` are filled.
     let plane = to
         .pitch
@@ -294,7 +324,7 @@ unsafe fn fill_planes(
             .checked_mul(extent.depth)
             .ok_or(Error::cudaErrorInvalidValue)?;
         // SAFETY: numbers only.
-        return unsafe { fill_rows(to.ptr, to.pitch, value, extent.width, rows, stream) };
+        return unsafe { fill_rows(to.ptr, to.pitch, value, extent.width, rows, when) };
     }
     for number in 0..extent.depth {
         let offset = number
@@ -302,7 +332,7 @@ unsafe fn fill_planes(
             .ok_or(Error::cudaErrorInvalidValue)?;
         let at = to.ptr.wrapping_byte_add(offset);
         // SAFETY: numbers only.
-        unsafe { fill_rows(at, to.pitch, value, extent.width, extent.height, stream)? };
+        unsafe { fill_rows(at, to.pitch, value, extent.width, extent.height, when)? };
     }
     Ok(())
 }

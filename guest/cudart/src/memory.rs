@@ -25,7 +25,10 @@ fn location(location: cudaMemLocation) -> CUmemLocation {
 }
 
 /// The attributes of a pointer. Memory that the driver does not know has type 0 and device -2.
-fn attributes(pointer: *const c_void) -> Answer<cudaPointerAttributes> {
+///
+/// # Errors
+/// The driver's.
+pub fn attributes(pointer: *const c_void) -> Answer<cudaPointerAttributes> {
     use CUpointer_attribute as A;
     let (mut kind, mut managed, mut device) = (0u32, 0u32, -2);
     let (mut on_device, mut on_host) = (0u64, null_mut::<c_void>());

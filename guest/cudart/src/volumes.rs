@@ -142,10 +142,10 @@ fn side(array: cudaArray_t, memory: cudaPitchedPtr) -> Side {
     }
 }
 
-/// When a copy returns.
+/// When a copy or a fill returns.
 #[derive(Clone, Copy)]
-enum When {
-    /// When it is done, after the work of the default stream.
+pub enum When {
+    /// When it is done, after the work of the default stream, as far as the API specifies that.
     Done(Base),
     /// When it has been submitted to a stream.
     Started(CUstream),

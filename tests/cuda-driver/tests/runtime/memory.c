@@ -1,5 +1,38 @@
 /* Devices, memory of all kinds, rows and planes. */
+#include <unistd.h>
 #include "runtime.h"
+
+/* Holds its stream up for long enough that a call which does not wait returns before. */
+static void hold(void *unused) {
+    (void)unused;
+    usleep(200000);
+}
+
+/* Each fill of memory that the host sees has been done when the call returns. */
+static void fills(char *at) {
+    struct pitched two_rows = {at, 8, 8, 2};
+    OK(cudaLaunchHostFunc(NULL, hold, NULL));
+    OK(cudaMemset(at, 1, 16));
+    HOLDS(at[0] == 1 && at[15] == 1);
+    OK(cudaLaunchHostFunc(NULL, hold, NULL));
+    OK(cudaMemset2D(at, 8, 2, 4, 2));
+    HOLDS(at[0] == 2 && at[4] == 1 && at[11] == 2);
+    OK(cudaLaunchHostFunc(NULL, hold, NULL));
+    OK(cudaMemset3D(two_rows, 3, (struct extent){4, 2, 1}));
+    HOLDS(at[0] == 3 && at[11] == 3);
+    OK(cudaLaunchHostFunc(NULL, hold, NULL));
+    OK(cudaMemset3D(two_rows, 4, (struct extent){4, 1, 2}));
+    HOLDS(at[0] == 4 && at[11] == 3 && at[16] == 4);
+    OK(cudaLaunchHostFunc_ptsz(NULL, hold, NULL));
+    OK(cudaMemset_ptds(at, 5, 16));
+    HOLDS(at[0] == 5 && at[15] == 5);
+    OK(cudaLaunchHostFunc_ptsz(NULL, hold, NULL));
+    OK(cudaMemset2D_ptds(at, 8, 6, 4, 2));
+    HOLDS(at[0] == 6 && at[11] == 6);
+    OK(cudaLaunchHostFunc_ptsz(NULL, hold, NULL));
+    OK(cudaMemset3D_ptds(two_rows, 7, (struct extent){4, 2, 1}));
+    HOLDS(at[0] == 7 && at[11] == 7);
+}
 
 int main(void) {
     int devices = 0, device = -1, value = 0;
@@ -47,6 +80,8 @@ int main(void) {
     OK(cudaHostUnregister(own));
     IS(713, cudaHostUnregister(own));
 
+    fills(managed);
+    fills(pinned);
     OK(cudaMemset(at, 0x15a, 4096));
     OK(cudaMemcpy(managed, at, 4096, Default));
     HOLDS(managed[0] == 0x5a && managed[4095] == 0x5a);
