@@ -408,6 +408,11 @@ impl Server {
         let start = words.as_mut_ptr().cast::<u8>();
         for index in 0..count {
             let at = start.wrapping_add(index * element.size);
+            // Memory of the host that the driver allocates counts in no limit of this process.
+            let on_device = |location: CUmemLocation| match location.r#type {
+                CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => Ok(()),
+                _ => Err(codes::NOT_SUPPORTED),
+            };
             let location = |location: &mut CUmemLocation| {
                 if location.r#type == CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE {
                     location.id = self.device(u64::from(location.id.cast_unsigned()))?;
@@ -433,6 +438,7 @@ impl Server {
                         }
                         properties.requestedHandleTypes = CUmemAllocationHandleType_enum(0);
                         properties.win32HandleMetaData = std::ptr::null_mut();
+                        on_device(properties.location)?;
                         location(&mut properties.location)?;
                     }
                     "CUmemPoolProps" => {
@@ -441,6 +447,7 @@ impl Server {
                             return Err(codes::NOT_SUPPORTED);
                         }
                         properties.win32SecurityAttributes = std::ptr::null_mut();
+                        on_device(properties.location)?;
                         location(&mut properties.location)?;
                     }
                     "CUDA_RESOURCE_DESC" => self.resource(&mut *at.cast())?,
@@ -559,5 +566,49 @@ impl Server {
             }
         }
         Ok(answer)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cuda_definition::driver::types::CUmemLocationType_enum;
+
+    use super::{super::testing, *};
+
+    #[test]
+    fn physical_memory_and_pools_are_the_devices_alone() {
+        let (mut server, ..) = testing::server();
+        // SAFETY: numbers and pointers, for which zero is a valid value.
+        let mut memory: CUmemAllocationProp = unsafe { std::mem::zeroed() };
+        // SAFETY: as above.
+        let mut pool: CUmemPoolProps = unsafe { std::mem::zeroed() };
+        let mut made = 0u64;
+        for kind in 0..=5 {
+            let location = CUmemLocation {
+                r#type: CUmemLocationType_enum(kind),
+                id: 0,
+            };
+            (memory.location, pool.location) = (location, location);
+            let (at, memory, pool) = (
+                &raw mut made as u64,
+                &raw const memory as u64,
+                &raw const pool as u64,
+            );
+            for (symbol, words) in [
+                ("cuMemCreate", &[at, 4096, memory, 0][..]),
+                ("cuMemGetAllocationGranularity", &[at, memory, 0]),
+                ("cuMemPoolCreate", &[at, pool]),
+            ] {
+                let (function, bytes) = testing::arguments(symbol, words);
+                let plan = Plan::of(function).unwrap();
+                let mut arguments = plan.decode(&bytes.0).unwrap();
+                let passed = server.words(plan, &mut arguments).map(drop);
+                let expected = match location.r#type {
+                    CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => Ok(()),
+                    _ => Err(codes::NOT_SUPPORTED),
+                };
+                assert_eq!(passed, expected, "{symbol} {kind}");
+            }
+        }
     }
 }
