@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use cuda_definition::driver::types::{
     CUDA_MEMSET_NODE_PARAMS, CUgraphExecUpdateResultInfo, CUmemAccessDesc,
-    CUmemAllocationHandleType_enum, CUmemAllocationProp, CUmemLocation, CUmemLocationType,
-    CUmemPoolProps,
+    CUmemAllocationHandleType_enum, CUmemAllocationProp, CUmemAllocationType, CUmemLocation,
+    CUmemLocationType, CUmemPoolProps,
 };
 use remoting_proto::{
     apis::cuda::{
@@ -409,8 +409,14 @@ impl Server {
         for index in 0..count {
             let at = start.wrapping_add(index * element.size);
             // Memory of the host that the driver allocates counts in no limit of this process.
-            let on_device = |location: CUmemLocation| match location.r#type {
-                CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE => Ok(()),
+            let on_device = |kind: CUmemAllocationType, location: CUmemLocation| match (
+                kind,
+                location.r#type,
+            ) {
+                (
+                    CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
+                    CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE,
+                ) => Ok(()),
                 _ => Err(codes::NOT_SUPPORTED),
             };
             let location = |location: &mut CUmemLocation| {
@@ -438,7 +444,7 @@ impl Server {
                         }
                         properties.requestedHandleTypes = CUmemAllocationHandleType_enum(0);
                         properties.win32HandleMetaData = std::ptr::null_mut();
-                        on_device(properties.location)?;
+                        on_device(properties.r#type, properties.location)?;
                         location(&mut properties.location)?;
                     }
                     "CUmemPoolProps" => {
@@ -447,7 +453,7 @@ impl Server {
                             return Err(codes::NOT_SUPPORTED);
                         }
                         properties.win32SecurityAttributes = std::ptr::null_mut();
-                        on_device(properties.location)?;
+                        on_device(properties.allocType, properties.location)?;
                         location(&mut properties.location)?;
                     }
                     "CUDA_RESOURCE_DESC" => self.resource(&mut *at.cast())?,
@@ -589,6 +595,8 @@ mod tests {
                 id: 0,
             };
             (memory.location, pool.location) = (location, location);
+            let pinned = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+            (memory.r#type, pool.allocType) = (pinned, pinned);
             let (at, memory, pool) = (
                 &raw mut made as u64,
                 &raw const memory as u64,
