@@ -125,16 +125,10 @@ struct Built {
 /// Builds everything in the workspace, and the programs with unit tests. (`cargo test` would make tests of examples,
 /// too.)
 fn build() -> Result<Built> {
-    let output = linting(cargo().args([
-        "test",
-        "--quiet",
-        "--no-run",
-        "--workspace",
-        "--all-targets",
-    ]))
-    .arg("--message-format=json")
-    .stdin(Stdio::null())
-    .output()?;
+    let output = linting(cargo().args(["build", "--quiet", "--workspace", "--all-targets"]))
+        .arg("--message-format=json")
+        .stdin(Stdio::null())
+        .output()?;
     let messages = messages(&String::from_utf8_lossy(&output.stdout))?;
     let mut said: Vec<_> = messages.iter().filter_map(diagnostic).collect();
     if !output.status.success() && said.is_empty() {
@@ -163,10 +157,16 @@ fn messages(said: &str) -> Result<Vec<Value>> {
 /// The text of a warning or an error, if a message is one.
 fn diagnostic(message: &Value) -> Option<String> {
     let message = &message["message"];
-    let is_one = ["warning", "error"].contains(&message["level"].as_str()?);
-    // How many there were.
-    let is_summary = message["spans"].as_array()?.is_empty() && message["code"].is_null();
-    (is_one && !is_summary).then(|| message["rendered"].as_str().unwrap_or_default().to_owned())
+    let level = message["level"].as_str()?;
+    let text = message["rendered"].as_str().unwrap_or_default();
+    // How many there were. (What a linker says has no place in the code, either.)
+    let has_place = !message["spans"].as_array()?.is_empty() || !message["code"].is_null();
+    let is_one = match level {
+        "error" => has_place || !text.starts_with("error: aborting due to"),
+        "warning" => has_place,
+        _ => false,
+    };
+    is_one.then(|| text.to_owned())
 }
 
 /// A program that Cargo has built.
@@ -306,21 +306,33 @@ mod tests {
 
     #[test]
     fn warnings_and_errors_are_told_from_counts_of_them() {
-        let message = |level: &str, code: Value, spans: Value| {
+        let diagnostic = |level: &str, code: Value, spans: Value, text: &str| {
+            let rendered = format!("{level}: {text}");
             let message = serde_json::json!({
-                "level": level, "code": code, "spans": spans, "rendered": "unused variable",
+                "level": level, "code": code, "spans": spans, "rendered": rendered,
             });
             diagnostic(&serde_json::json!({"reason": "compiler-message", "message": message}))
         };
         let code = || serde_json::json!({"code": "unused_variables"});
         let spans = || serde_json::json!([{"line_start": 1}]);
+        let none = || serde_json::json!([]);
         for level in ["warning", "error"] {
-            assert_eq!(message(level, code(), spans()).unwrap(), "unused variable");
-            assert!(message(level, Value::Null, serde_json::json!([])).is_none());
+            let said = diagnostic(level, code(), spans(), "unused variable");
+            assert_eq!(said.unwrap(), format!("{level}: unused variable"));
         }
-        assert!(message("note", code(), spans()).is_none());
+        let linker = diagnostic("error", Value::Null, none(), "linking with `cc` failed");
+        assert!(linker.unwrap().contains("linking"));
+        let count = diagnostic(
+            "error",
+            Value::Null,
+            none(),
+            "aborting due to 2 previous errors",
+        );
+        assert!(count.is_none());
+        assert!(diagnostic("warning", Value::Null, none(), "2 warnings emitted").is_none());
+        assert!(diagnostic("note", code(), spans(), "unused variable").is_none());
         let built = serde_json::json!({"reason": "build-finished", "success": true});
-        assert!(diagnostic(&built).is_none());
+        assert!(super::diagnostic(&built).is_none());
     }
 
     #[test]
