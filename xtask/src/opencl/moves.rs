@@ -563,7 +563,7 @@ fn is_left_by(child: &mut Child, pool: &Pool, there: &[i32]) -> Result<bool> {
 }
 
 /// The child processes of a program: an application runs under one that enforces a time limit.
-fn children(id: u32) -> Result<Vec<i32>> {
+pub(super) fn children(id: u32) -> Result<Vec<i32>> {
     let children = gantry_tests::processes::children(id)?;
     Ok(children.into_iter().map(u32::cast_signed).collect())
 }

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, bail, ensure};
 
 use super::{
     applications::{endless, program, running, signal},
-    moves::{has_moved, movable_with, moving},
+    moves::{children, has_moved, movable_with, moving},
     pool::{Pool, Way},
 };
 use crate::shared_device::PATIENCE;
@@ -76,7 +76,7 @@ pub fn one_sum(pool: &Pool) -> Result<()> {
         !refused("64")?,
         "an application's memory is counted twice after a move"
     );
-    signal(&[first.id() as i32], libc::SIGKILL);
+    signal(&children(first.id())?, libc::SIGKILL);
     first.wait()?;
     drop(output);
     let until = Instant::now() + PATIENCE;
