@@ -65,12 +65,21 @@ fn brings_forward<T>(all: &mut VecDeque<T>, is_free: impl Fn(&T) -> bool) -> boo
     free.is_some()
 }
 
+/// Reserves words of the window for good. Returns the offset of the first one.
+fn reserve_words(link: &Link) -> Outcome<u64> {
+    link.reserve_shared(4 * WORDS)
+        .ok_or(match link.is_shared() {
+            true => codes::OUT_OF_MEMORY,
+            false => codes::NOT_SUPPORTED,
+        })
+}
+
 /// A word of the window that no function uses, and its offset in the window.
 fn word(link: &Link) -> Outcome<(u64, &'static AtomicU32)> {
     static ALL: Mutex<VecDeque<(u64, &'static AtomicU32)>> = Mutex::new(VecDeque::new());
     let mut all = ALL.lock_unpoisoned();
     if !brings_forward(&mut all, |(_, word)| word.load(Ordering::Acquire) == SEEN) {
-        let start = link.reserve_shared(4 * WORDS).ok_or(codes::NOT_SUPPORTED)?;
+        let start = reserve_words(link)?;
         for index in (0..WORDS).rev() {
             let offset = start + 4 * index;
             let pointer = link.pointer(offset, 4)?.cast::<AtomicU32>();
@@ -100,7 +109,7 @@ pub fn lasting_function(
 ) -> Outcome<(u64, u64)> {
     let mut free = LASTING.lock_unpoisoned();
     if free.is_empty() {
-        let start = link.reserve_shared(4 * WORDS).ok_or(codes::NOT_SUPPORTED)?;
+        let start = reserve_words(link)?;
         for index in 0..WORDS {
             let offset = start + 4 * index;
             let pointer = link.pointer(offset, 4)?.cast::<AtomicU32>();
