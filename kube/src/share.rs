@@ -47,7 +47,7 @@ pub struct Part {
     numbers: Vec<u32>,
 }
 
-/// Why shares are no part of a device.
+/// Why shares cannot be given as a part of one device.
 #[derive(Debug, thiserror::Error)]
 pub enum NoPart {
     /// One is none.

@@ -299,7 +299,7 @@ fn containers_get_leases_for_their_shares_whatever_is_started_again() {
     );
     let little = kubelet.allocate(&mut plugin, &ids("1", 0..1)).unwrap_err();
     assert!(little.message().contains("more shares"), "{little}");
-    // Who had these shares is gone, although nobody has said so.
+    // The container that had these shares has ended.
     kubelet.allocate(&mut plugin, &ids("0", 20..30)).unwrap();
     let names = |service: &Service| -> Vec<String> {
         let leases = service.list().unwrap().leases;

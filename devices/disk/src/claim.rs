@@ -133,7 +133,7 @@ impl Claim {
     }
 
     fn await_others(&self, lock: &Lock) -> Result<(), DiskError> {
-        /// Interval for looking at claims: one that was dropped has told nobody.
+        /// Interval for looking at claims: a claim that is dropped sends no notification.
         const LOOK: Duration = Duration::from_millis(100);
         let is_locked = |claim: &Arc<Self>| {
             let state = claim.state.lock_unpoisoned();

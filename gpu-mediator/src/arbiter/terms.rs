@@ -16,7 +16,7 @@ pub(super) struct Terms {
     pub(super) class: Class,
 }
 
-/// Numbers that are no terms.
+/// Terms that are out of range.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub(super) enum NoTerms {
     #[error(transparent)]

@@ -102,7 +102,7 @@ const LEVEL: f64 = 1.0;
 /// The slice of a client that is not to wait, in milliseconds, and the credit from which on it has such ones.
 const UNINTERRUPTED: f64 = 8.0;
 const CREDITED: f64 = 6.0;
-/// For how long nobody of another class has had work when idle clients run.
+/// How long all clients that are not idle must have been without work before idle ones run.
 const FREE: Duration = Duration::from_millis(8);
 /// Who has the device alone, and is seen by its record alone, seems to have no work. If it has some within this time after idle clients
 /// were started, these wait for longer the next time, up to so long.
@@ -397,7 +397,7 @@ impl Ledger {
         if period <= 0.0 {
             return Vec::new();
         }
-        // Who is held has work that nobody does.
+        // A client that is held has work which is not being done.
         let part = |account: &Account| match account.is_held && account.confirmed {
             true => 0.0,
             false => (account.present / period).clamp(0.0, 1.0),

@@ -94,7 +94,7 @@ pub enum Class {
     /// By its weight, of all the time in which others have work; and the slices of others that it waits for are in sum not longer
     /// than this, as long as it has not overdrawn.
     Latency(Duration),
-    /// While nobody of another class has work.
+    /// While no client that is not idle has work.
     Idle,
 }
 

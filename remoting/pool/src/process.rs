@@ -72,7 +72,7 @@ pub(super) const LISTENER: i32 = 3;
 /// The descriptor on which a worker that shares its device finds a socket to the pool.
 pub(super) const CONTROL: i32 = 4;
 
-/// Why a pool serves no machine: it would say for itself how much it may have, whose it is and what weight it has.
+/// Why such a pool refuses virtual machines: it would say for itself how much it may have, whose it is and what weight it has.
 const PROGRAMS_ALONE: &str = "a pool with --memory-total serves programs of this host alone";
 
 /// Why a worker ends.

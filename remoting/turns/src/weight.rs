@@ -41,7 +41,7 @@ pub fn text(weight: u32) -> String {
     }
 }
 
-/// A text that is no weight.
+/// An invalid weight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("invalid weight: use 1 to 10000, or idle")]
 pub struct Invalid;

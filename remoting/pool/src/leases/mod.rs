@@ -332,7 +332,7 @@ impl Drop for Seat {
 }
 
 impl Service {
-    /// Takes up the leases that an earlier service has left, and removes what is nobody's.
+    /// Takes up the leases that an earlier service has left, and removes folders without a lease.
     fn take_up(self: &Arc<Self>) {
         let records = fs::read_dir(&self.places.records);
         let mut left = Vec::new();

@@ -16,7 +16,7 @@ const LONGEST_NAME: usize = 48;
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// What is no name of a lease.
+/// An invalid name of a lease.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "invalid name {0:?}: use 1 to {LONGEST_NAME} letters, digits, '-', '_' and '.', and begin with a letter or a digit"
@@ -202,7 +202,7 @@ mod tests {
     fn requests_are_read_as_they_are_written_down() {
         let text = r#"{"grant":{"name":"job-7","device":"0","memory":64,"api":["opencl","cuda"],"until":"revoked"}}"#;
         let Request::Grant(grant) = serde_json::from_str(text).unwrap() else {
-            panic!("it is no grant");
+            panic!("not a grant");
         };
         assert_eq!(
             (grant.weight, grant.until, grant.reserve),

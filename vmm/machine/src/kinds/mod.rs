@@ -30,7 +30,7 @@ pub enum Handle {
     Accel(devices::accel::moving::Handle),
     /// A disk.
     Disk(devices::virtio::blk::Handle),
-    /// A device that is no disk, whose contents are in this file: they are flushed with those of disks.
+    /// A device other than a disk, whose contents are in this file: they are flushed with those of disks.
     Contents(std::sync::Arc<std::fs::File>),
     /// A balloon.
     Balloon(devices::virtio::balloon::Handle),

@@ -231,7 +231,7 @@ fn a_lease_until_the_connection_closes_ends_with_it_and_with_its_service() {
     let others = service.ask(&grant("short", 900, "revoked"));
     assert!(matches!(others, Answer::Socket(_)), "{others:?}");
     service.ask(&revoke("short"));
-    // Nonsense is answered, and harms nobody.
+    // Invalid requests get an error, and do not affect others.
     for nonsense in [
         "x",
         "{}",
