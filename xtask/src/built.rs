@@ -9,16 +9,11 @@ use std::{
 };
 
 use anyhow::Result;
+use gantry_build::{programs, progress::Step, release, target};
+use gantry_host_tests::{described, gate, gloop, opencl, ring};
 use gantry_tests::{
     report::Outcome,
     rig::{self, Cache, Images, Rig, packages, python},
-};
-
-use crate::{
-    described, gate, gloop, opencl,
-    programs::{self, target},
-    progress::Step,
-    release, ring,
 };
 
 /// Maximum size of the gantry program: 6 MiB.

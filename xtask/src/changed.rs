@@ -3,11 +3,9 @@
 use std::{collections::BTreeSet, path::Path, process::Command};
 
 use anyhow::{Context, Result, bail};
+use gantry_build::root;
 
-use crate::{
-    programs::root,
-    workspace::{Package, packages},
-};
+use crate::workspace::{Package, packages};
 
 /// Scenarios that a file can affect: the first row whose prefix matches the file's path. An empty
 /// list means none; a file that matches no row can affect all scenarios.

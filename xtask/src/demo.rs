@@ -8,16 +8,15 @@ use std::{
 };
 
 use anyhow::Result;
+use gantry_build::{
+    programs::{self, Build},
+    progress::Step,
+    target,
+};
 use gantry_tests::{
     demo::{self, Parts},
     report::DEMO,
-    rig::{Binaries, Cache, Images, Rig, packages},
-};
-
-use crate::{
-    programs::{self, Build, target},
-    progress::Step,
-    test::PROGRAMS,
+    rig::{Binaries, Cache, Images, NEEDED, Rig, packages},
 };
 
 /// Timeout for a stock kernel's boot on the host's KVM, after which it counts as not running there.
@@ -33,7 +32,7 @@ pub struct Options {
 
 /// Boots the guest.
 pub fn run(options: &Options) -> Result<()> {
-    packages::install(PROGRAMS)?;
+    packages::install(NEEDED)?;
     programs::choose(Build::Scenario);
     let binaries = programs::build()?;
     let step = Step::new("fetching Debian's kernel and building images");

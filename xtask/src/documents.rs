@@ -104,7 +104,7 @@ fn documents(folder: &Path, found: &mut Vec<PathBuf>) -> std::io::Result<()> {
 #[test]
 fn links_of_the_documents_lead_to_files_and_headings() {
     let mut found = Vec::new();
-    documents(&crate::programs::root(), &mut found).unwrap();
+    documents(&gantry_build::root(), &mut found).unwrap();
     assert!(found.len() > 5, "{found:?}");
     let mut wrong = Vec::new();
     for document in &found {
@@ -137,7 +137,7 @@ fn anchors_are_those_that_a_forge_makes_of_headings() {
 
 #[test]
 fn a_link_without_its_file_or_heading_is_reported() {
-    let from = crate::programs::root().join("docs/README.md");
+    let from = gantry_build::root().join("docs/README.md");
     let wrong = |file, anchor| broken(&from, "# One\n", &Target { file, anchor });
     assert_eq!(wrong("", "one"), None);
     assert_eq!(wrong("dev/glossary.md", "glossary"), None);
@@ -149,7 +149,7 @@ fn a_link_without_its_file_or_heading_is_reported() {
 
 #[test]
 fn each_page_of_the_documentation_is_in_its_contents() {
-    let folder = crate::programs::root().join("docs");
+    let folder = gantry_build::root().join("docs");
     let contents = std::fs::read_to_string(folder.join("README.md")).unwrap();
     let listed: Vec<_> = targets(&contents)
         .iter()
@@ -163,7 +163,7 @@ fn each_page_of_the_documentation_is_in_its_contents() {
 
 #[test]
 fn a_guide_has_at_most_1200_words() {
-    let folder = crate::programs::root().join("docs");
+    let folder = gantry_build::root().join("docs");
     let contents = std::fs::read_to_string(folder.join("README.md")).unwrap();
     let (_, guides) = contents.split_once("\n## Guides\n").unwrap();
     let (guides, _) = guides.split_once("\n## ").unwrap();
@@ -191,7 +191,7 @@ fn commands(workflow: &str) -> Vec<&str> {
 
 #[test]
 fn each_step_of_a_workflow_is_a_command_of_this_program() {
-    let folder = crate::programs::root().join(".github/workflows");
+    let folder = gantry_build::root().join(".github/workflows");
     let mut count = 0;
     for entry in std::fs::read_dir(&folder).unwrap() {
         let path = entry.unwrap().path();

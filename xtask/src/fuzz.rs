@@ -3,12 +3,8 @@
 use std::{path::PathBuf, process::Command};
 
 use anyhow::{Context, Result, bail};
+use gantry_build::{cargo, progress::Step, root};
 use gantry_tests::rig::{Cache, packages};
-
-use crate::{
-    programs::{cargo, root},
-    progress::Step,
-};
 
 /// Programs that are needed to build the targets, and their Debian packages: libFuzzer is written
 /// in C++.

@@ -2,65 +2,35 @@
 //!
 //! - [`cuda`]: generates the definition of the CUDA API from the vendor's headers.
 //! - [`demo`]: boots a stock Debian guest and shows its console.
-//! - [`bench`]: prints figures as a table.
-//! - [`crane`]: the cost of moving applications.
-//! - [`fairness`]: how accelerators are shared, simulated in virtual time.
 //! - [`fuzz`]: fuzzes what guests, clients and files can do.
-//! - [`gloop`]: kernels that yield the GPU by themselves.
 //! - [`guard`]: ends what a command has started, however the command ends.
-//! - [`moved_guest`]: a VM that migrates together with its application.
-//! - [`ring`]: calls over an accelerator's rings from ring 3 of a guest.
-//! - [`sharing`]: one device for several applications, by weight; [`sharing_figures`]: how fair that is;
-//!   [`sharing_closed`]: the same if they wait for their results; [`sharing_hashcat`]: a real program of this kind;
-//!   [`shared_device`]: the processes for all of these.
 //! - [`test`]: the tests, nested ones included; [`unit_tests`]: the crates' unit tests; [`quick`]: the scenarios that run
-//!   by default; [`changed`]: the tests that a change can affect.
-//! - [`opencl`]: the OpenCL driver's scenarios on this machine, and third-party programs.
-//! - [`programs`]: builds what the others run; [`built`]: what scenarios need; [`progress`]: progress messages;
-//!   [`release`]: builds what users install; [`workspace`]: the crates.
-//! - [`package`]: packages of it.
+//!   by default; [`changed`]: the tests that a change can affect; [`built`]: what scenarios need; [`workspace`]: the
+//!   crates.
+//! - [`release`]: builds what users install; [`package`]: packages of it.
+//!
+//! What they run is in `tests/`: `tests/host` has the scenarios that need no rig, `tests/bench` the benchmarks, and
+//! `tests/build` builds the programs of both.
 
 mod again;
-mod bench;
 mod built;
 mod changed;
 mod count;
-mod crane;
 mod cuda;
 mod demo;
-mod described;
 #[cfg(test)]
 mod documents;
-mod elsewhere;
-mod fairness;
 mod fuzz;
-mod gate;
-mod gloop;
-mod gloop_turns;
-mod gpu_machine;
-mod gpuvm;
 mod guard;
-mod guest_gpu;
-mod moved_guest;
-mod opencl;
 mod package;
-mod programs;
-mod progress;
 mod quick;
 mod release;
-mod ring;
-mod selected;
-mod shared_device;
-mod sharing;
-mod sharing_closed;
-mod sharing_figures;
-mod sharing_hashcat;
-mod sharing_vms;
 mod test;
 mod unit_tests;
 mod workspace;
 
 use clap::{Parser, Subcommand};
+use gantry_bench as bench;
 
 #[derive(Parser)]
 #[command(name = "cargo xtask", about = "Gantry's development commands")]

@@ -42,10 +42,10 @@ pub fn words() -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use gantry_host_tests::{opencl, sharing};
     use gantry_tests::rig::{self, Board};
 
     use super::*;
-    use crate::{opencl, sharing};
 
     #[test]
     fn each_quick_scenario_is_there_and_none_needs_another_board() {

@@ -11,9 +11,16 @@ use std::{
 
 use anyhow::{Context, Result};
 use base::Unpoisoned;
+use gantry_build::{
+    cargo,
+    programs::{self, Build},
+    progress::Step,
+    release, root, target,
+};
+use gantry_host_tests::{described, gate, gloop, moved_guest, opencl, ring, sharing};
 use gantry_tests::{
     report::Outcome,
-    rig::{Before, Cache, ScenarioResult, images, packages, python, side_by_side},
+    rig::{Before, Cache, NEEDED, ScenarioResult, packages, python, side_by_side},
 };
 
 use crate::{
@@ -21,27 +28,12 @@ use crate::{
     built::Built,
     changed::{self, Selection},
     count::Count,
-    described, gate, gloop, moved_guest, opencl,
-    programs::{self, Build, cargo, root, target},
-    progress::Step,
-    quick, release, ring, sharing, unit_tests,
+    quick, unit_tests,
 };
-
-/// Programs that tests need, and the Debian packages that contain them.
-pub const PROGRAMS: &[(&str, &str)] = &[
-    ("qemu-system-x86_64", "qemu-system-x86"),
-    ("/usr/share/seabios/bios-256k.bin", "seabios"),
-    ("qemu-img", "qemu-utils"),
-    ("cpio", "cpio"),
-    ("iasl", "acpica-tools"),
-    ("lz4", "lz4"),
-    ("/usr/sbin/debugfs", "e2fsprogs"),
-    (images::DRM_DEVICE, "libdrm-tests"),
-];
 
 /// Programs that unit tests, the gate and images need.
 fn needed() -> Vec<(&'static str, &'static str)> {
-    [PROGRAMS, gate::PROGRAMS, release::PROGRAMS].concat()
+    [NEEDED, gate::PROGRAMS, release::PROGRAMS].concat()
 }
 
 /// Minutes after which a whole run (`--all`) begins no nested scenario. `.ci/run` took 54 minutes on one host with two CPUs, and over 105

@@ -10,10 +10,11 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use gantry_build::{cargo, progress::Step};
 use gantry_tests::{report::Outcome, rig::packages};
 use serde_json::Value;
 
-use crate::{programs::cargo, progress::Step, workspace};
+use crate::workspace;
 
 /// Shells that complete command lines of `gantry`, and their Debian packages.
 const SHELLS: &[(&str, &str)] = &[("fish", "fish"), ("zsh", "zsh")];
@@ -57,7 +58,7 @@ pub fn run(wanted: impl Fn(&str) -> bool, mut report: impl FnMut(&str, &Outcome)
     let mut examples = Command::new("timeout");
     examples.arg(LIMIT).arg(cargo().get_program());
     let output = linting(examples.args(["test", "--no-fail-fast", "--doc", "--workspace"]))
-        .current_dir(crate::programs::root())
+        .current_dir(gantry_build::root())
         .stdin(Stdio::null())
         .output()?;
     step.finish();

@@ -6,9 +6,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use gantry_build::{cargo, root};
 use serde_json::Value;
-
-use crate::programs::{cargo, root};
 
 /// A crate of the workspace.
 #[derive(Debug)]

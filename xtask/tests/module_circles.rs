@@ -45,8 +45,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("vmm-control", "migration", ONE_TYPE),
     ("vmm-machine", "", TO_MOVE),
     ("vmm-migration", "", TO_MOVE),
-    ("xtask", "", TO_MOVE),
-    ("xtask", "opencl::programs", TO_MOVE),
 ];
 
 /// A module's path below its crate's root.

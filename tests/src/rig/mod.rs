@@ -40,6 +40,18 @@ pub use images::{Binaries, Images};
 pub use l1::{Board, L1, Line};
 pub use packages::Cache;
 
+/// Programs that the rig needs, and the Debian packages that contain them.
+pub const NEEDED: &[(&str, &str)] = &[
+    ("qemu-system-x86_64", "qemu-system-x86"),
+    ("/usr/share/seabios/bios-256k.bin", "seabios"),
+    ("qemu-img", "qemu-utils"),
+    ("cpio", "cpio"),
+    ("iasl", "acpica-tools"),
+    ("lz4", "lz4"),
+    ("/usr/sbin/debugfs", "e2fsprogs"),
+    (images::DRM_DEVICE, "libdrm-tests"),
+];
+
 /// Maximum silence of L1: the runner ends a scenario that takes longer than 480 s.
 const SILENCE: Duration = Duration::from_secs(510);
 

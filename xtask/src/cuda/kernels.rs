@@ -4,10 +4,9 @@ use std::fs;
 
 use anyhow::{Context, Result};
 use clap::Args;
+use gantry_build::root;
 use gantry_tests::rig::{Cache, nvrtc};
 use gloop::nvrtc::{Compiler, Source};
-
-use crate::programs::root;
 
 /// Options of `cargo xtask cuda-kernels`.
 #[derive(Args)]

@@ -22,6 +22,7 @@ use std::{
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
+use gantry_build::root;
 use gantry_tests::rig::packages;
 
 use self::{
@@ -31,7 +32,6 @@ use self::{
     layout::Layout,
     rust::Types,
 };
-use crate::programs::root;
 
 /// Options of `cargo xtask cuda-definition`.
 #[derive(Args)]

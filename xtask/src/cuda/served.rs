@@ -3,8 +3,7 @@
 use std::{collections::HashSet, fs, path::Path};
 
 use anyhow::{Context, Result};
-
-use crate::programs::root;
+use gantry_build::root;
 
 /// Returns the quoted strings in a file that start with this prefix.
 fn quoted(path: &Path, prefix: &str) -> Result<Vec<String>> {

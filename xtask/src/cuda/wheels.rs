@@ -7,9 +7,8 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use gantry_build::progress::Step;
 use gantry_tests::rig::{Cache, packages};
-
-use crate::progress::Step;
 
 /// Packages with headers, in the versions that the committed definition was generated from.
 const HEADERS: &[(&str, &str)] = &[

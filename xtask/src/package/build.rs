@@ -7,14 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use gantry_build::{cargo, pack, progress::Step, release};
 use gantry_tests::rig::packages;
 
 use super::version::Version;
-use crate::{
-    programs::{cargo, pack},
-    progress::Step,
-    release,
-};
 
 /// Programs that this needs, and their Debian packages.
 const PROGRAMS: &[(&str, &str)] = &[("objdump", "binutils")];

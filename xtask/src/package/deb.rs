@@ -7,13 +7,13 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use gantry_build::progress::Step;
 use gantry_tests::rig::packages;
 
 use super::{
     stage::{NAMES, Trees},
     version::Version,
 };
-use crate::progress::Step;
 
 /// Programs that this needs, and their Debian packages.
 const PROGRAMS: &[(&str, &str)] = &[

@@ -22,8 +22,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
-
-use crate::programs::{root, target};
+use gantry_build::{root, target};
 use version::Version;
 
 /// Options of `cargo xtask package`.

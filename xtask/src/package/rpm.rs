@@ -7,10 +7,10 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use gantry_build::progress::Step;
 use gantry_tests::rig::packages;
 
 use super::{stage::Trees, version::Version};
-use crate::progress::Step;
 
 /// Programs that this needs, and their Debian packages.
 const PROGRAMS: &[(&str, &str)] = &[("rpmbuild", "rpm")];

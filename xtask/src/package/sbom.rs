@@ -6,11 +6,11 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
+use gantry_build::cargo;
 use gantry_tests::rig::packages;
 use serde_json::{Value, json};
 
 use super::version::Version;
-use crate::programs::cargo;
 
 /// The list of the crates that these crates of the workspace and their dependencies are: those that are linked, and
 /// those that run while they are built. Cargo's features are those of the whole workspace, so optional crates may be
@@ -103,7 +103,7 @@ fn listed(metadata: &Value, package: &str, crates: &[&str], version: &Version) -
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::programs::root;
+    use gantry_build::root;
 
     #[test]
     fn linked_crates_are_listed_with_their_licences_and_those_of_tests_are_not() {

@@ -299,7 +299,7 @@ pub fn write(file: &Path, bytes: &[u8], mode: u32) -> Result<()> {
 #[allow(clippy::unwrap_used)]
 mod tests {
     use super::*;
-    use crate::programs::root;
+    use gantry_build::root;
 
     #[test]
     fn the_packaged_unit_runs_the_packaged_agent_and_installs_nothing() {

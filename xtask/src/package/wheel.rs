@@ -7,6 +7,7 @@ use std::{
 };
 
 use anyhow::{Context, Result};
+use gantry_build::progress::Step;
 use gantry_tests::rig::{packages, python::PYTHON};
 
 use super::{
@@ -14,7 +15,6 @@ use super::{
     stage::{Trees, write},
     version::Version,
 };
-use crate::progress::Step;
 
 /// Programs that this needs, and their Debian packages.
 const PROGRAMS: &[(&str, &str)] = &[
