@@ -1,6 +1,5 @@
 //! Gantry's development commands.
 //!
-//! - [`cuda`]: generates the definition of the CUDA API from the vendor's headers.
 //! - [`demo`]: boots a stock Debian guest and shows its console.
 //! - [`fuzz`]: fuzzes what guests, clients and files can do.
 //! - [`guard`]: ends what a command has started, however the command ends.
@@ -10,13 +9,12 @@
 //! - [`release`]: builds what users install; [`package`]: packages of it.
 //!
 //! What they run is in `tests/`: `tests/host` has the scenarios that need no rig, `tests/bench` the benchmarks, and
-//! `tests/build` builds the programs of both.
+//! `tests/build` builds the programs of both. `xtask/cuda` generates the definition of the CUDA API.
 
 mod again;
 mod built;
 mod changed;
 mod count;
-mod cuda;
 mod demo;
 #[cfg(test)]
 mod documents;
@@ -30,6 +28,7 @@ mod unit_tests;
 mod workspace;
 
 use clap::{Parser, Subcommand};
+use cuda_generator as cuda;
 use gantry_bench as bench;
 
 #[derive(Parser)]
