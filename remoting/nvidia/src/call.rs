@@ -49,6 +49,8 @@ const PREEMPTION: u32 = 0x2080_1210;
 const PREEMPTION_AT: usize = 12;
 const PREEMPTED_ANYWHERE: u32 = 2;
 const SETS_PREEMPTION: u32 = 1;
+/// The command word of control calls.
+const CONTROL_CALL: u32 = 0xc020_462a;
 /// The time slice of a channel group.
 const SET_TIMESLICE: u32 = 0xa06c_0103;
 /// Objects to a file, and from one; the processes that use a GPU.
@@ -245,6 +247,13 @@ impl Session {
                 self.free_object(client, parent, word(bytes, 8))?;
                 return Err(Denied::Status(status::NO_MEMORY));
             }
+            let gated = self.worker().gated;
+            if let Some(place) = gated.and_then(|one| one.interrupted_by(client, parent, class))
+                && let Err(denied) = self.have_interrupted(made, client, place)
+            {
+                self.free_object(client, parent, word(bytes, 8))?;
+                return Err(denied);
+            }
             if class == ADDRESS_SPACE {
                 self.slice().touch_ahead();
             }
@@ -274,6 +283,42 @@ impl Session {
             gone.into_iter().for_each(Pages::release);
         }
         Ok(result)
+    }
+
+    /// Has kernels of a group be interrupted at any instruction, whatever the program says of that, or does not.
+    fn have_interrupted(
+        &self,
+        made: &Made<'_>,
+        client: u32,
+        (subdevice, group): (u32, u32),
+    ) -> Result<(), Denied> {
+        let mut parameters = [0u32; 8];
+        (parameters[0], parameters[1]) = (SETS_PREEMPTION, group);
+        parameters[PREEMPTION_AT / 4] = PREEMPTED_ANYWHERE;
+        let at = parameters.as_mut_ptr() as u64;
+        let size = size_of_val(&parameters) as u32;
+        let mut block = [
+            client,
+            subdevice,
+            PREEMPTION,
+            0,
+            at as u32,
+            (at >> 32) as u32,
+            size,
+            0,
+        ];
+        // SAFETY: a control call with the parameters that its command has; both outlive it.
+        let result = unsafe {
+            let block = block.as_mut_ptr().cast();
+            self.worker()
+                .device
+                .call(made.file.device(), CONTROL_CALL, block)
+        };
+        result.map_err(|error| Denied::Errno(errno(error)))?;
+        match block[7] {
+            status::OK => Ok(()),
+            status => Err(Denied::Status(status)),
+        }
     }
 
     /// Counts the video memory that a new object takes or keeps.

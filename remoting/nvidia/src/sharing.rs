@@ -183,6 +183,12 @@ impl Gated {
         }
     }
 
+    /// The part of the GPU and the group for which is said how kernels are interrupted, if an object of this class runs some.
+    pub fn interrupted_by(self, client: u32, channel: u32, class: u32) -> Option<(u32, u32)> {
+        let runs = class & 0xff == COMPUTE && class >= FIRST_ENGINE;
+        runs.then(|| self.0.controlled_by(client, channel))?
+    }
+
     /// Whether a program may free an object: not that by which its contexts are stopped.
     pub fn may_free(self, client: u32, object: u32) -> bool {
         !self.0.is_needed(client, object)

@@ -487,6 +487,12 @@ impl<K: Kernel> Gate<K> {
         state.notes.context_of_channel(client, channel).is_some()
     }
 
+    /// The part of the GPU that controls a channel which runs kernels, and the channel's group.
+    pub fn controlled_by(&self, client: u32, channel: u32) -> Option<(u32, u32)> {
+        let state = self.state.lock_unpoisoned();
+        state.notes.controlled_by(client, channel)
+    }
+
     /// Whether contexts cannot be stopped any more without this object.
     pub fn is_needed(&self, client: u32, object: u32) -> bool {
         self.state.lock_unpoisoned().notes.is_needed(client, object)

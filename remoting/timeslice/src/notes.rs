@@ -181,6 +181,14 @@ impl Notes {
             .then(|| self.context_of(client, object.parent))?
     }
 
+    /// The group that a channel is one of, and the part of the GPU by which it is controlled.
+    pub fn controlled_by(&self, client: u32, channel: u32) -> Option<(u32, u32)> {
+        let context = self.context_of_channel(client, channel)?;
+        let noted = self.clients.get(&client)?;
+        let group = noted.objects.get(&channel)?.parent;
+        Some((noted.subdevice(context.device)?, group))
+    }
+
     /// A file is closed, and its clients end with it.
     pub fn close(&mut self, file: c_int) {
         self.clients.retain(|_, client| client.file != file);

@@ -162,6 +162,10 @@ fn no_program_runs_kernels_where_they_cannot_be_stopped_or_interrupted() {
         is_allowed(owner.allocate(0x5c00_0030, 0x5c00_0031, 0xcbc0, 16));
         is_allowed(owner.allocate(COPIES + 1, COPIES + 2, 0xcbc0, 16));
         assert_eq!(owner.allocate(GROUP + 1, GROUP + 2, 0xcbc0, 16), 0);
+        // It is interrupted before the program asks for anything.
+        let scheduled = served.device.0.lock().expect("it works").scheduled.clone();
+        let is_set = scheduled.contains(&Scheduled::Preemption(Some(2)));
+        assert_eq!(is_set, !allowed);
         // The same group in another client.
         let root = owner.call(owner.control, ALLOCATE, &words(48, &[(12, 0x41)]));
         let duplicate = [
