@@ -18,7 +18,8 @@
 //!   than until 1 ms of the device have become due to it, so that a step waits for about that. The more its debt grows all the
 //!   same, the longer are its stops, up to [`LONGEST_STOP`]. Larger debts are forgiven, so weights of more than about 1 to 20 are not
 //!   held exactly.
-//!
+//! - Who is away after it had work saves a part of what it would be due, up to [`SAVED`], so that requests which come now and then are
+//!   not stopped for what the client does not need in between.
 //! - If the owed completes nothing during a stop, because it waits for something else than the device, it loses its credit,
 //!   and nobody is stopped for it until it has completed something.
 //!
@@ -39,7 +40,7 @@ use super::{Class, ClientId, Delay, Weight, delays::Delays};
 use crate::Moment;
 
 /// How often the caller asks for commands ([`Ledger::review`]).
-pub const PERIOD: Duration = Duration::from_millis(4);
+pub const PERIOD: Duration = Duration::from_millis(1);
 /// The slice of a client that has just joined: the driver's own.
 pub const FIRST_SLICE: Duration = Duration::from_micros(2048);
 /// The longest stop.
@@ -51,6 +52,8 @@ pub const LEAST_SLICE: Duration = Duration::from_micros(350);
 const BETWEEN_STOPS: Duration = Duration::from_millis(8);
 /// A stop for the least debt lasts at most until this much device time has become due to the client, in milliseconds.
 const STOPPED_FOR: f64 = 1.0;
+/// A stop that was shorter tells nothing about who completes something meanwhile.
+const TELLING: Duration = Duration::from_millis(4);
 /// A stop that the client has not confirmed for so long has ended by itself, or was not possible.
 const UNCONFIRMED: Duration = Duration::from_millis(40);
 /// Up to this part of the time, what nobody accounts for is switching between clients and pauses of the device, and is
@@ -66,13 +69,15 @@ const STOPPING: u32 = 20;
 /// The longest report of the time for a stop that counts.
 const LONGEST_SWITCH: Duration = Duration::from_millis(10);
 /// Use is settled once in so many reviews, and slices are corrected after so many settlements.
-const SETTLEMENT: u32 = 5;
+const SETTLEMENT: u32 = 20;
 const CORRECTION: u32 = 2;
 /// The shortest and longest slice, in milliseconds.
 const LEAST: f64 = LEAST_SLICE.as_micros() as f64 / 1e3;
 const LONGEST_SLICE: f64 = 30.0;
 /// The sum of all slices, in milliseconds per client that has used or was due something.
 const CYCLE: f64 = 2.0;
+/// How much a client saves while it is away, in milliseconds.
+const SAVED: f64 = 20.0;
 /// Bounds of a credit, in milliseconds.
 const MOST_CREDIT: f64 = 40.0;
 const MOST_DEBT: f64 = 60.0;
@@ -93,7 +98,7 @@ const GRAIN: f64 = 0.05;
 /// A smaller relative change of a slice is not worth a call.
 const WORTH: f64 = 0.05;
 /// A client with a larger debt, in milliseconds for each client that has work, is stopped if its slice is the least one.
-const OVERDRAWN: f64 = 1.5;
+const OVERDRAWN: f64 = 1.0;
 /// A slice counts as the least one up to this multiple of it.
 const NEAR_LEAST: f64 = 1.5;
 /// Debts and credits up to this many milliseconds count as none.
@@ -443,6 +448,10 @@ impl Ledger {
                     (due, due)
                 }
                 by if by > 0.0 => (busy * by / total, busy * by / rest),
+                _ if busy > 0.0 && !account.is_idle() && account.is_expected(now) => {
+                    let earned = busy * weight(account) / (total + weight(account));
+                    (0.0, earned.min((SAVED - account.credit).max(0.0)))
+                }
                 _ => (0.0, 0.0),
             };
             // Reports may come in lumps.
@@ -523,8 +532,7 @@ impl Ledger {
             let surplus = rest * part(pays(account), all) + usual * part(account.due, due);
             let used = account.measured * scale + surplus;
             account.add(account.measured - used);
-            // Who has a latency earns while somebody else is alone.
-            if alone && (present(account) || !account.has_latency()) {
+            if alone && present(account) {
                 // Whoever was alone owes nothing, and nothing is owed to it.
                 account.add(used - account.earned);
             }
@@ -636,6 +644,7 @@ impl Ledger {
         let one_is_stopped = self.accounts.values().any(stopped);
         let debts = self.debts();
         let before = commands.len();
+        let mut tells = false;
         for (&id, account) in self.accounts.iter_mut().filter(|(_, one)| !one.is_held) {
             let other_is_owed = owed.iter().any(|other| *other != id);
             if let Some(since) = account.stopped {
@@ -647,6 +656,7 @@ impl Ledger {
                     account.stopped = None;
                     account.started = Some(now);
                     account.completes = true;
+                    tells |= stopped >= TELLING;
                     commands.push(Command::Start(id));
                 }
             } else if account.works
@@ -663,17 +673,14 @@ impl Ledger {
             }
         }
         let stops = |command: &Command| matches!(command, Command::Stop(_));
-        let starts = |command: &Command| matches!(command, Command::Start(_));
-        let (stops, starts) = (
-            commands[before..].iter().any(stops),
-            commands[before..].iter().any(starts),
-        );
+        let stops = commands[before..].iter().any(stops);
         for (id, account) in &mut self.accounts {
-            if starts && owed.contains(id) && !account.completes {
+            if tells && owed.contains(id) && !account.completes {
                 (account.waits, account.credit) = (true, account.credit.min(0.0));
             }
             if stops && !one_is_stopped {
-                account.completes = false;
+                // Who is owed nothing now has the stop of others for no reason of its own.
+                account.completes = !owed.contains(id);
             }
         }
     }
@@ -736,7 +743,11 @@ impl Debts {
     /// For how long a client with its debt is stopped at most. Its steps wait for so long, so stops are only as long as the
     /// debt's growth requires.
     fn stop(&self, account: &Account) -> Duration {
-        let least = (STOPPED_FOR / self.part(account)).min(millis(LONGEST_STOP));
+        let longest = match account.class {
+            Class::Latency(longest) => longest.min(LONGEST_STOP),
+            _ => LONGEST_STOP,
+        };
+        let least = (STOPPED_FOR / self.part(account)).min(millis(longest));
         let grown = (-account.credit - self.overdrawn) / (self.most(account) - self.overdrawn);
         let longer = (millis(LONGEST_STOP) - least) * grown.clamp(0.0, 1.0).powi(2);
         Duration::from_secs_f64((least + longer) / 1e3)
@@ -816,7 +827,7 @@ mod tests {
             for (index, part) in [0.15, 0.75].into_iter().enumerate() {
                 // Every 20 ms, and by the other one every 12 ms.
                 reported[index] += part;
-                let due = number % [5, 3][index] == 0;
+                let due = number % [20, 12][index] == 0;
                 let lump = if due {
                     std::mem::take(&mut reported[index])
                 } else {
@@ -830,7 +841,7 @@ mod tests {
         // A tenth is switching, which is charged by weight.
         let expected = [0.15 + 0.1 / 4.0, 0.75 + 0.3 / 4.0];
         for (charged, expected) in [one, other].into_iter().zip(expected) {
-            let part = charged / 4000.0;
+            let part = charged / 1000.0 / millis(PERIOD);
             assert!((part - expected).abs() < 0.01, "{one} {other}");
         }
     }
@@ -899,7 +910,7 @@ mod tests {
     #[test]
     fn a_stop_is_as_short_as_the_debt_allows() {
         // A quarter of the time is its due. Stops end with the nearest review.
-        for (debt, most) in [(2.5, 4.0), (5.0, 8.0), (8.0, 16.0), (14.0, 60.0)] {
+        for (debt, most) in [(2.5, 4.0), (4.0, 6.0), (8.0, 17.0), (15.0, 60.0)] {
             let mut ledger = two([1, 3]);
             owe(&mut ledger, debt);
             ledger.accounts.get_mut(&ONE).unwrap().credit = -MOST_DEBT;
@@ -909,6 +920,70 @@ mod tests {
             }
             let most = Duration::from_secs_f64(most / 1e3);
             assert_eq!(ledger.reviewed.since(begin), most);
+        }
+    }
+
+    #[test]
+    fn a_stop_of_who_has_a_latency_is_at_first_no_longer_than_that() {
+        let mut ledger = two([1, 3]);
+        with_latency(&mut ledger, &[ONE]);
+        owe(&mut ledger, 2.1);
+        let begin = ledger.reviewed;
+        while ledger.accounts[&ONE].stopped.is_some() {
+            reviews(&mut ledger, [uses(0.0), uses(0.9)], 1);
+        }
+        assert_eq!(ledger.reviewed.since(begin), Duration::from_millis(2));
+    }
+
+    #[test]
+    fn who_is_away_pays_its_debt_and_saves_a_bounded_credit() {
+        let mut ledger = two([1, 3]);
+        reviews(&mut ledger, [uses(0.5); 2], 1);
+        ledger.accounts.get_mut(&ONE).unwrap().credit = -10.0;
+        let away = [Report::default(), uses(1.0)];
+        // A quarter of the time is its.
+        reviews(&mut ledger, away, 60);
+        let credit = ledger.accounts[&ONE].credit;
+        assert!((credit - 5.0).abs() < 1.0, "{credit}");
+        reviews(&mut ledger, away, 400);
+        assert!((ledger.accounts[&ONE].credit - SAVED).abs() < 0.01);
+        // The other one had it alone, and owes nothing.
+        assert!(ledger.accounts[&OTHER].credit.abs() < 1.0);
+        // Who was never here, or long ago, saves nothing.
+        let third = ClientId(3);
+        ledger.join(third, Weight::ONE);
+        reviews(&mut ledger, away, 600);
+        assert!(ledger.accounts[&third].credit.abs() < 0.01);
+        ledger.accounts.get_mut(&ONE).unwrap().credit = 0.0;
+        reviews(&mut ledger, away, 400);
+        assert!(ledger.accounts[&ONE].credit.abs() < 0.01);
+    }
+
+    #[test]
+    fn who_comes_during_a_stop_of_others_keeps_its_credit() {
+        for seldom in [false, true] {
+            let mut ledger = two([1, 3]);
+            owe(&mut ledger, 2.5);
+            let third = ClientId(3);
+            ledger.join(third, Weight::ONE);
+            ledger.accounts.get_mut(&third).unwrap().credit = 10.0;
+            while ledger.accounts[&ONE].stopped.is_some() {
+                // It has work, and completes nothing; it was not there when the stop began, or the other one has been stopped for
+                // too short a time.
+                ledger.report(
+                    third,
+                    Report {
+                        completed: false,
+                        ..uses(0.0)
+                    },
+                );
+                if seldom {
+                    ledger.accounts.get_mut(&ONE).unwrap().stop = PERIOD;
+                    ledger.accounts.get_mut(&third).unwrap().completes = false;
+                }
+                reviews(&mut ledger, [uses(0.0), uses(0.9)], 1);
+            }
+            assert!(ledger.accounts[&third].credit > 10.0);
         }
     }
 
@@ -1188,20 +1263,20 @@ mod tests {
     #[test]
     fn who_gets_nothing_is_delayed_by_who_uses_the_device() {
         let mut ledger = two([1, 1]);
-        reviews(&mut ledger, [uses(0.0), uses(1.0)], 10);
+        reviews(&mut ledger, [uses(0.0), uses(1.0)], 40);
         let delay = |count| Delay {
             by: OTHER,
             time: PERIOD * count,
         };
         // It goes on.
-        assert_eq!(ledger.take_delay(ONE), Some(delay(10)));
+        assert_eq!(ledger.take_delay(ONE), Some(delay(40)));
         reviews(&mut ledger, [uses(0.0), uses(1.0)], 1);
         reviews(&mut ledger, [uses(0.5), uses(0.5)], 1);
-        assert_eq!(ledger.take_delay(ONE), Some(delay(11)));
+        assert_eq!(ledger.take_delay(ONE), Some(delay(41)));
         assert_eq!(ledger.take_delay(OTHER), None);
         // It has no work.
         let idle = [Report::default(), uses(1.0)];
-        reviews(&mut ledger, idle, 10);
+        reviews(&mut ledger, idle, 40);
         reviews(&mut ledger, [uses(0.5), uses(0.5)], 1);
         assert_eq!(ledger.take_delay(ONE), None);
     }
@@ -1213,7 +1288,7 @@ mod tests {
         let credit = ledger.accounts[&ONE].credit;
         assert!(credit.abs() < 0.01, "{credit}");
         let [one, _] = charged(&ledger);
-        assert!((one - 200.0).abs() < 1.0, "{one}");
+        assert!((one - 50.0 * millis(PERIOD)).abs() < 1.0, "{one}");
     }
 
     #[test]

@@ -453,7 +453,7 @@ mod tests {
     fn shares_and_tails_of_measured_mixes_hold() {
         let six = [1, 2, 2, 3, 3, 4].map(train).to_vec();
         for (vms, tails) in [
-            (vec![train(1), train(3)], &[8.2, 2.8][..]),
+            (vec![train(1), train(3)], &[9.0, 2.8][..]),
             (vec![decode(1), train(3)], &[2.2, 3.1]),
             (vec![decode(1), hog(3)], &[1.8]),
             (six, &[36.0, 19.0, 19.0, 15.0, 15.0, 10.0]),
