@@ -60,6 +60,12 @@ pub trait ThreadSpawner: Send + Sync {
         name: &str,
         body: Box<dyn FnOnce() + Send>,
     ) -> io::Result<thread::JoinHandle<()>>;
+
+    /// Runs `work` on the thread that creates the others, which inherit some of its properties, and waits until it is done.
+    fn prepare(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        work();
+        Ok(())
+    }
 }
 
 /// Maximum number of CPUs that a Linux host can have (x86's `CONFIG_NR_CPUS`); `cpu_set_t` has room

@@ -90,12 +90,16 @@ impl Filters {
     }
 }
 
-/// A thread to start.
-struct Order {
-    role: ThreadRole,
-    name: String,
-    body: Box<dyn FnOnce() + Send>,
-    reply: mpsc::SyncSender<io::Result<thread::JoinHandle<()>>>,
+enum Order {
+    /// A thread to start.
+    Start {
+        role: ThreadRole,
+        name: String,
+        body: Box<dyn FnOnce() + Send>,
+        reply: mpsc::SyncSender<io::Result<thread::JoinHandle<()>>>,
+    },
+    /// What is to be done before others start.
+    Prepare(Box<dyn FnOnce() + Send>, mpsc::SyncSender<()>),
 }
 
 /// Starts threads, each under the filter of its role.
@@ -113,13 +117,20 @@ impl Spawner {
         thread::Builder::new()
             .name("_spawner".to_owned())
             .spawn(move || {
-                for Order {
-                    role,
-                    name,
-                    body,
-                    reply,
-                } in orders
-                {
+                for order in orders {
+                    let (role, name, body, reply) = match order {
+                        Order::Start {
+                            role,
+                            name,
+                            body,
+                            reply,
+                        } => (role, name, body, reply),
+                        Order::Prepare(work, done) => {
+                            work();
+                            let _ = done.send(());
+                            continue;
+                        }
+                    };
                     let filters = filters.clone();
                     let (named, has_name) = mpsc::sync_channel(1);
                     let mut thread = thread::Builder::new().name(name);
@@ -151,6 +162,10 @@ fn stack(role: ThreadRole) -> Option<usize> {
     (role == ThreadRole::Lane).then_some(FEW)
 }
 
+fn gone() -> io::Error {
+    io::Error::other("the thread that starts threads is gone")
+}
+
 impl ThreadSpawner for Spawner {
     fn spawn(
         &self,
@@ -159,8 +174,7 @@ impl ThreadSpawner for Spawner {
         body: Box<dyn FnOnce() + Send>,
     ) -> io::Result<thread::JoinHandle<()>> {
         let (reply, thread) = mpsc::sync_channel(1);
-        let gone = || io::Error::other("the thread that starts threads is gone");
-        let order = Order {
+        let order = Order::Start {
             role,
             name: name.to_owned(),
             body,
@@ -168,6 +182,13 @@ impl ThreadSpawner for Spawner {
         };
         self.0.send(order).map_err(|_| gone())?;
         thread.recv().map_err(|_| gone())?
+    }
+
+    fn prepare(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+        let (done, is_done) = mpsc::sync_channel(1);
+        let order = Order::Prepare(work, done);
+        self.0.send(order).map_err(|_| gone())?;
+        is_done.recv().map_err(|_| gone())
     }
 }
 
@@ -312,6 +333,32 @@ mod tests {
             }
         });
         assert_eq!(status, 0);
+    }
+
+    #[test]
+    fn threads_inherit_what_is_prepared() {
+        let spawner = Spawner::new(Filters::new(Enforcement::Off)).unwrap();
+        let slack = |thread: &Spawner| {
+            let (tell, told) = mpsc::channel();
+            let body = Box::new(move || {
+                // SAFETY: a call without pointers.
+                tell.send(unsafe { libc::prctl(libc::PR_GET_TIMERSLACK) })
+                    .unwrap();
+            });
+            let thread = thread.spawn(ThreadRole::Vcpu, "inherits", body).unwrap();
+            let slack = told.recv().unwrap();
+            thread.join().unwrap();
+            slack
+        };
+        let before = slack(&spawner);
+        spawner
+            .prepare(Box::new(move || {
+                let changed = libc::c_ulong::try_from(before + 1).unwrap();
+                // SAFETY: a call without pointers.
+                unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, changed) };
+            }))
+            .unwrap();
+        assert_eq!(slack(&spawner), before + 1);
     }
 
     #[test]

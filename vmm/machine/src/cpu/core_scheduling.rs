@@ -3,11 +3,12 @@
 //!
 //! Linux lets threads share a core only if they have the same *cookie*
 //! (Documentation/admin-guide/hw-vuln/core-scheduling.rst). A thread inherits its creator's cookie.
-//! So the control thread takes a new one before it starts threads that are to share cores only with
+//! So the thread that creates the others takes a new one before it starts those that are to share cores only with
 //! each other.
 
 use std::{io, sync::Once};
 
+use devices::thread::ThreadSpawner;
 use vmm_config::CoreScheduling;
 
 /// Of linux/prctl.h.
@@ -17,17 +18,19 @@ const PR_SCHED_CORE_SCOPE_THREAD: libc::c_ulong = 0;
 
 static SAID: Once = Once::new();
 
-/// Prepares the calling thread for starting all vCPUs of a machine.
-pub fn before_machine(mode: CoreScheduling) {
-    if mode == CoreScheduling::Vm {
-        take_cookie();
+/// To be called before all vCPUs of a machine are started.
+pub fn before_machine(mode: CoreScheduling, spawner: &dyn ThreadSpawner) -> io::Result<()> {
+    match mode {
+        CoreScheduling::Vm => spawner.prepare(Box::new(take_cookie)),
+        CoreScheduling::Vcpu | CoreScheduling::Off => Ok(()),
     }
 }
 
-/// Prepares the calling thread for starting a vCPU.
-pub fn before_vcpu(mode: CoreScheduling) {
-    if mode == CoreScheduling::Vcpu {
-        take_cookie();
+/// To be called before a vCPU is started.
+pub fn before_vcpu(mode: CoreScheduling, spawner: &dyn ThreadSpawner) -> io::Result<()> {
+    match mode {
+        CoreScheduling::Vcpu => spawner.prepare(Box::new(take_cookie)),
+        CoreScheduling::Vm | CoreScheduling::Off => Ok(()),
     }
 }
 

@@ -153,7 +153,8 @@ impl Cpus {
         let msrs = kvm
             .msr_indices()
             .map_err(|source| CpusError::Kvm { vcpu: 0, source })?;
-        core_scheduling::before_machine(setup.core_scheduling);
+        core_scheduling::before_machine(setup.core_scheduling, &*setup.spawner)
+            .map_err(|source| CpusError::Thread { vcpu: 0, source })?;
         Ok(Self {
             vm,
             buses,
@@ -542,16 +543,19 @@ impl Cpus {
         if !self.stats.contains_key(&index) {
             self.stats.extend(vcpu.stats().map(|stats| (index, stats)));
         }
-        core_scheduling::before_vcpu(self.setup.core_scheduling);
-        VcpuThread::spawn(
-            vcpu,
-            Arc::clone(&self.buses),
-            Arc::clone(&self.setup.report),
-            Arc::clone(&self.setup.devices),
-            self.setup.affinity.get(&index).cloned(),
-            &*self.setup.spawner,
-        )
-        .map_err(|source| CpusError::Thread {
+        let spawner = &*self.setup.spawner;
+        let prepared = core_scheduling::before_vcpu(self.setup.core_scheduling, spawner);
+        let started = prepared.and_then(|()| {
+            VcpuThread::spawn(
+                vcpu,
+                Arc::clone(&self.buses),
+                Arc::clone(&self.setup.report),
+                Arc::clone(&self.setup.devices),
+                self.setup.affinity.get(&index).cloned(),
+                spawner,
+            )
+        });
+        started.map_err(|source| CpusError::Thread {
             vcpu: index,
             source,
         })
@@ -577,12 +581,13 @@ mod tests {
     )]
 
     use std::{
+        io,
         os::unix::fs::FileExt,
         sync::{Mutex, mpsc},
     };
 
     use base::{Access, Mapping, memfd};
-    use devices::thread::Unconfined;
+    use devices::thread::{ThreadRole, Unconfined};
     use hypervisor::{Exits, MemorySlot, install_kick_handler};
 
     use super::*;
@@ -616,6 +621,76 @@ mod tests {
         }
     }
 
+    fn setup(report: ReportCpuEvent, devices: Arc<dyn DeviceMemory>) -> CpuSetup {
+        CpuSetup {
+            supported_cpuid: Vec::new(),
+            cpuid: arch::cpuid::Config {
+                topology: arch::topology::Topology::flat(2).unwrap(),
+                profile: arch::cpuid::Profile::Host,
+                phys_bits: 36,
+                nested: false,
+                gate: false,
+                amx: false,
+                tsc_khz: None,
+            },
+            affinity: BTreeMap::new(),
+            core_scheduling: CoreScheduling::Off,
+            report,
+            devices,
+            spawner: Arc::new(Unconfined),
+        }
+    }
+
+    /// Notes which threads it starts, and when it is prepared.
+    struct Noting(Arc<Mutex<Vec<String>>>);
+
+    impl ThreadSpawner for Noting {
+        fn spawn(
+            &self,
+            role: ThreadRole,
+            name: &str,
+            body: Box<dyn FnOnce() + Send>,
+        ) -> io::Result<std::thread::JoinHandle<()>> {
+            self.0.lock().unwrap().push(name.to_owned());
+            Unconfined.spawn(role, name, body)
+        }
+
+        fn prepare(&self, work: Box<dyn FnOnce() + Send>) -> io::Result<()> {
+            self.0.lock().unwrap().push("prepared".to_owned());
+            Unconfined.prepare(work)
+        }
+    }
+
+    #[test]
+    fn who_starts_vcpus_takes_a_cookie_for_each_vm_or_vcpu() {
+        let kvm = match Kvm::open() {
+            Ok(kvm) => kvm,
+            Err(error) => return eprintln!("skipped: {error}"),
+        };
+        install_kick_handler().unwrap();
+        let (vm, vcpu) = ("prepared", ["vcpu0", "vcpu1"]);
+        for (mode, expected) in [
+            (CoreScheduling::Off, vec![vcpu[0], vcpu[1]]),
+            (CoreScheduling::Vm, vec![vm, vcpu[0], vcpu[1]]),
+            (CoreScheduling::Vcpu, vec![vm, vcpu[0], vm, vcpu[1]]),
+        ] {
+            let noted = Arc::new(Mutex::new(Vec::new()));
+            let report: ReportCpuEvent = Arc::new(|event| panic!("{event:?}"));
+            let setup = CpuSetup {
+                core_scheduling: mode,
+                spawner: Arc::new(Noting(Arc::clone(&noted))),
+                ..setup(report, Arc::new(NoDevices))
+            };
+            let machine = Arc::new(kvm.create_vm(0xfffb_d000, 0xfffb_c000).unwrap());
+            let mut cpus = Cpus::new(&kvm, Arc::clone(&machine), Arc::default(), setup).unwrap();
+            for index in [0u8, 1] {
+                let vcpu = machine.create_vcpu(index, index.into()).unwrap();
+                cpus.spawn(index.into(), vcpu).unwrap().stop();
+            }
+            assert_eq!(*noted.lock().unwrap(), expected, "{mode:?}");
+        }
+    }
+
     #[test]
     fn a_vcpu_that_is_given_up_in_an_access_leaves_when_that_is_over() {
         let kvm = match Kvm::open() {
@@ -645,23 +720,7 @@ mod tests {
 
         let report: ReportCpuEvent = Arc::new(|event| panic!("{event:?}"));
         let devices: Arc<dyn DeviceMemory> = Arc::new(NoDevices);
-        let setup = CpuSetup {
-            supported_cpuid: Vec::new(),
-            cpuid: arch::cpuid::Config {
-                topology: arch::topology::Topology::flat(2).unwrap(),
-                profile: arch::cpuid::Profile::Host,
-                phys_bits: 36,
-                nested: false,
-                gate: false,
-                amx: false,
-                tsc_khz: None,
-            },
-            affinity: BTreeMap::new(),
-            core_scheduling: CoreScheduling::Off,
-            report: Arc::clone(&report),
-            devices: Arc::clone(&devices),
-            spawner: Arc::new(Unconfined),
-        };
+        let setup = setup(Arc::clone(&report), Arc::clone(&devices));
         let mut cpus = Cpus::new(&kvm, Arc::new(vm), Arc::default(), setup).unwrap();
         let (begun, has_begun) = mpsc::sync_channel(1);
         let (end, over) = mpsc::channel();
