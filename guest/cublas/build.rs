@@ -63,7 +63,7 @@ fn write(out: &mut String, entries: &[EntryPoint], module: &str, by_hand: &HashS
                 Some(typed) => {
                     let words: Vec<_> = names.iter().map(|name| format!("word({name})")).collect();
                     let words = words.join(", ");
-                    format!("cublasStatus_t(crate::call::blas({number}, &[{words}], {typed}).0)")
+                    format!("cublasStatus_t(crate::handles::blas({number}, &[{words}], {typed}).0)")
                 }
                 None => format!(
                     "let _ = ({}); cublasStatus_t(crate::call::unsupported(\"{symbol}\").0)",

@@ -24,7 +24,6 @@ const TO_MOVE: &str = "what both need is to be moved below them";
 const CIRCLES: &[(&str, &str, &str)] = &[
     ("disk", "", TO_MOVE),
     ("gantry-client", "", ONE_TYPE),
-    ("gantry-cublas", "", TO_MOVE),
     ("gantry-cuda", "", TO_MOVE),
     ("gantry-cuda-driver", "", TO_MOVE),
     ("gantry-cuda-driver", "api", ONE_TYPE),

@@ -17,7 +17,6 @@ use remoting_proto::apis::cuda::{
 };
 
 use crate::{
-    handles,
     interface::{interface, is_forked},
     learned::Learned,
 };
@@ -211,19 +210,6 @@ pub unsafe fn forward(library: Library, function: u16, words: &[u64], scalars: S
         let handle = |kind: Kind, number| (interface.handle)(kind as u32, number);
         // SAFETY: as above; encoded above.
         unsafe { outgoing.write(&answer[..written], handle) }.map_err(|_| codes::UNKNOWN)
-    })
-}
-
-/// Forwards a function of cuBLAS that begins with a handle.
-///
-/// # Safety
-/// As for [`forward`].
-pub unsafe fn blas(function: u16, words: &[u64], typed: usize) -> cublasStatus_t {
-    run(|| {
-        let handle = words.first().copied().ok_or(INVALID_VALUE)?;
-        let scalars = handles::scalars(handle, typed)?;
-        // SAFETY: the caller's promise.
-        unsafe { forward(Library::Blas, function, words, scalars) }
     })
 }
 

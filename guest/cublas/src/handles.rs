@@ -10,7 +10,7 @@ use cuda_definition::cublas::types::*;
 use remoting_proto::apis::cuda::{FIRST, Kind, NO_HANDLE, libraries::Library, plan::Scalars};
 
 use crate::{
-    call::{INVALID_VALUE, NOT_INITIALIZED, Outcome, entry_points, number, put},
+    call::{INVALID_VALUE, NOT_INITIALIZED, Outcome, entry_points, forward, number, put, run},
     interface::interface,
 };
 
@@ -106,6 +106,19 @@ pub fn scalars(handle: u64, typed: usize) -> Outcome<Scalars> {
     Ok(match state.pointer_mode {
         0 => Scalars::Host(typed),
         _ => Scalars::Device,
+    })
+}
+
+/// Forwards a function of cuBLAS that begins with a handle.
+///
+/// # Safety
+/// As for [`forward`](crate::call::forward).
+pub unsafe fn blas(function: u16, words: &[u64], typed: usize) -> cublasStatus_t {
+    run(|| {
+        let handle = words.first().copied().ok_or(INVALID_VALUE)?;
+        let scalars = scalars(handle, typed)?;
+        // SAFETY: the caller's promise.
+        unsafe { forward(Library::Blas, function, words, scalars) }
     })
 }
 
