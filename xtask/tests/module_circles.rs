@@ -25,8 +25,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("disk", "", TO_MOVE),
     ("gantry-client", "", ONE_TYPE),
     ("gantry-cuda", "", TO_MOVE),
-    ("gantry-cuda-driver", "", TO_MOVE),
-    ("gantry-cuda-driver", "api", ONE_TYPE),
     ("gantry-cuda-driver", "driver", ONE_TYPE),
     ("gantry-cuda-driver", "run", TO_MOVE),
     ("gantry-native", "", TO_MOVE),

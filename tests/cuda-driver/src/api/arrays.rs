@@ -2,69 +2,20 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Mutex, PoisonError},
 };
 
 use cuda_definition::driver::types::*;
 
-use super::{entry_points, memory::trusts, put};
+use super::{entry_points, put};
 use crate::driver::{
-    Answer, context,
-    memory::{Kind, memory},
+    Answer,
+    array::Array,
+    memory::{Kind, memory, trusts},
     objects::{self, Object},
 };
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
-
-/// An array.
-pub struct Array {
-    /// Its start address.
-    pub at: u64,
-    /// Size of a row in bytes.
-    pub row: usize,
-    described: CUDA_ARRAY3D_DESCRIPTOR,
-}
-
-impl Array {
-    fn new(described: CUDA_ARRAY3D_DESCRIPTOR) -> Answer<Arc<Self>> {
-        use CUarray_format as F;
-        let bytes = match described.Format {
-            F::CU_AD_FORMAT_UNSIGNED_INT8 | F::CU_AD_FORMAT_SIGNED_INT8 => 1,
-            F::CU_AD_FORMAT_UNSIGNED_INT16
-            | F::CU_AD_FORMAT_SIGNED_INT16
-            | F::CU_AD_FORMAT_HALF => 2,
-            F::CU_AD_FORMAT_UNSIGNED_INT32
-            | F::CU_AD_FORMAT_SIGNED_INT32
-            | F::CU_AD_FORMAT_FLOAT => 4,
-            _ => return Err(CUresult::CUDA_ERROR_NOT_SUPPORTED),
-        };
-        if !matches!(described.NumChannels, 1 | 2 | 4) || described.Width == 0 {
-            return Err(INVALID);
-        }
-        let row = described
-            .Width
-            .checked_mul(bytes * described.NumChannels as usize);
-        let rows = described.Height.max(1).checked_mul(described.Depth.max(1));
-        let size = row.zip(rows).and_then(|(row, rows)| row.checked_mul(rows));
-        let context = context::current()?;
-        let at = memory().allocate(
-            size.ok_or(INVALID)? as u64,
-            Kind::Device,
-            0,
-            context.owner(),
-        )?;
-        Ok(Arc::new(Self {
-            at,
-            row: row.ok_or(INVALID)?,
-            described,
-        }))
-    }
-
-    /// Number of rows in a plane.
-    pub fn height(&self) -> usize {
-        self.described.Height.max(1)
-    }
-}
 
 fn create(described: CUDA_ARRAY3D_DESCRIPTOR) -> Answer<CUarray> {
     let array = Array::new(described)?;

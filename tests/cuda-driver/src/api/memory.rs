@@ -1,16 +1,16 @@
 //! Memory, and attributes of pointers.
 
 use std::ffi::{c_int, c_uint, c_void};
-use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cuda_definition::driver::types::*;
 
-use super::{entry_points, graphs, offer, put};
+use super::{entry_points, graph_memory, offer, put};
 use crate::driver::{
     Answer, MOST_DEVICES, Owner,
     context::{self, Context},
     devices,
-    memory::{Allocation, Kind, memory},
+    memory::{Allocation, Kind, memory, trusts},
     objects,
 };
 
@@ -29,7 +29,7 @@ fn free(at: u64, kinds: &[Kind]) -> Answer {
         let _: Answer = context.synchronize();
     }
     memory().free(at, kinds)?;
-    graphs::freed(at);
+    graph_memory::freed(at);
     own.check()
 }
 
@@ -117,7 +117,7 @@ entry_points! {
         let context = context::current()?;
         let stream = context.stream(hStream)?;
         let at = Pool::allocate(context.device, bytesize)?;
-        graphs::capture_allocation(&stream, at);
+        graph_memory::capture_allocation(&stream, at);
         put(dptr, at)
     }
 
@@ -125,7 +125,7 @@ entry_points! {
         let device = known(pool)?;
         let stream = context::current()?.stream(hStream)?;
         let at = Pool::allocate(device, bytesize)?;
-        graphs::capture_allocation(&stream, at);
+        graph_memory::capture_allocation(&stream, at);
         put(dptr, at)
     }
 
@@ -145,11 +145,11 @@ entry_points! {
         let context = stream.context.upgrade().ok_or(CUresult::CUDA_ERROR_CONTEXT_IS_DESTROYED)?;
         let found = memory().find(dptr).filter(|found| found.start == dptr && found.kind == Kind::Device);
         found.ok_or(INVALID)?;
-        if graphs::capture_free(&stream, dptr) {
+        if graph_memory::capture_free(&stream, dptr) {
             return Ok(());
         }
         context.submit(&stream, std::sync::Arc::new(move |_: &_| {
-            graphs::freed(dptr);
+            graph_memory::freed(dptr);
             memory().free(dptr, &[Kind::Device])
         }))?;
         Ok(())
@@ -330,15 +330,6 @@ pub fn pinned(at: u64, size: u64) -> bool {
 pub unsafe fn copy(to: u64, from: u64, size: usize) {
     // SAFETY: the caller's promise; the ranges may overlap.
     unsafe { std::ptr::copy(from as *const u8, to as *mut u8, size) };
-}
-
-/// Whether addresses are not checked, like in drivers whose device can access all memory of its host: set by
-/// `GANTRY_STAND_IN_TRUSTS`. A wild address then crashes this process, which reveals that whatever is in front of the
-/// driver has let it pass.
-pub fn trusts() -> bool {
-    static TRUSTS: LazyLock<bool> =
-        LazyLock::new(|| std::env::var_os("GANTRY_STAND_IN_TRUSTS").is_some());
-    *TRUSTS
 }
 
 /// Returns an error unless all bytes belong to the device.

@@ -7,6 +7,7 @@ pub mod arrays;
 mod copies;
 mod device;
 mod flood;
+mod graph_memory;
 mod graphs;
 mod images;
 mod memory;

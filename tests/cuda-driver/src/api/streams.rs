@@ -11,11 +11,11 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use super::{entry_points, memory::trusts, offer, put};
+use super::{entry_points, offer, put};
 use crate::driver::{
     Answer,
     context::{self, Context},
-    memory::memory,
+    memory::{memory, trusts},
     objects::{self, Object},
     stream::{Event, Graph, Stream, Task},
 };

@@ -1,5 +1,6 @@
 //! The device's objects: memory, contexts, streams, modules.
 
+pub mod array;
 pub mod context;
 pub mod memory;
 pub mod module;

@@ -13,11 +13,11 @@ use cuda_definition::driver::types::CUresult;
 
 use super::{
     Answer,
+    array::Array,
     context::Context,
     module::{Kernel, Module},
     stream::{Condition, Event, Graph, Kept, Stream},
 };
-use crate::api::arrays::Array;
 
 /// The object of a handle.
 #[derive(Clone)]
