@@ -19,7 +19,7 @@ use super::{
     objects::{self, Object},
     stream::{Mark, Stream, Task},
 };
-use crate::run::block::Output;
+use crate::run::kernel::Output;
 
 /// A context.
 pub struct Context {

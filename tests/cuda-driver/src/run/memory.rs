@@ -21,6 +21,10 @@ use crate::{
 pub const SHARED_WINDOW: u64 = 0x1000_0000_0000;
 /// Start of the generic addresses of a thread's local memory.
 pub const LOCAL_WINDOW: u64 = 0x1100_0000_0000;
+/// Generic address of kernel parameters, for kernels that take their address.
+pub const PARAM_WINDOW: u64 = 0x1200_0000_0000;
+/// Functions have addresses, too: this base plus a number.
+pub const CODE_WINDOW: u64 = 0x1300_0000_0000;
 /// Size of a window in bytes.
 pub const WINDOW: u64 = 1 << 32;
 

@@ -1,20 +1,21 @@
 //! Executes PTX on the CPU: a kernel's threads run one after the other, each until it waits for
 //! others.
 //!
-//! - [`program`]: what is executed; [`lower`], [`opcode`]: lowering PTX to it.
+//! - [`program`]: what is executed; [`lower`]: lowering PTX to it.
 //! - [`memory`]: addresses that a kernel may access; [`arith`]: arithmetic.
-//! - [`thread`]: one thread; [`block`]: threads that wait for each other; [`print`]: `printf`.
+//! - [`kernel`]: a launched one; [`thread`]: one thread; [`block`]: threads that wait for each other; [`print`]: `printf`.
 
 pub mod arith;
 pub mod block;
+pub mod kernel;
 pub mod lower;
 pub mod memory;
-mod opcode;
 mod print;
 pub mod program;
 mod thread;
 
-pub use block::{Launch, launch};
+pub use block::launch;
+pub use kernel::Launch;
 
 /// Why a kernel ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]

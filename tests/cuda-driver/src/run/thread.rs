@@ -2,9 +2,8 @@
 
 use super::{
     Fault, FaultKind, arith,
-    block::Launch,
-    lower::{CODE_WINDOW, PARAM_WINDOW},
-    memory::{self, Bytes, LOCAL_WINDOW, SHARED_WINDOW, WINDOW},
+    kernel::Launch,
+    memory::{self, Bytes, CODE_WINDOW, LOCAL_WINDOW, PARAM_WINDOW, SHARED_WINDOW, WINDOW},
     print,
     program::{Address, Builtin, Callee, Function, Instruction, Op, Reg, Relation, Special, Src},
 };

@@ -1,13 +1,11 @@
 //! Opcodes: decodes the instruction in a line of PTX.
 
-use super::{
-    lower::Lowering,
-    program::{
-        Atomic, BarrierResult, Binary, Compare, Logic, Mode, Op, Reg, Relation, Round, Shuffle,
-        Src, Ternary, Together, Unary, Vote,
-    },
-};
+use super::Lowering;
 use crate::ptx::{Error, Instruction, Operand, Space, Type};
+use crate::run::program::{
+    Atomic, BarrierResult, Binary, Compare, Logic, Mode, Op, Reg, Relation, Round, Shuffle, Src,
+    Ternary, Together, Unary, Vote,
+};
 
 /// An opcode's parts and its operands.
 struct Form<'a> {

@@ -1,17 +1,15 @@
-//! Lowers a module's syntax tree to a kernel's program.
+//! Lowers a module's syntax tree to a kernel's program. [`opcode`]: one instruction.
+
+mod opcode;
 
 use std::collections::HashMap;
 
 use super::{
-    opcode,
+    memory::CODE_WINDOW,
     program::{Address, Builtin, Callee, Function, Instruction, Op, Program, Reg, Special, Src},
 };
 use crate::ptx::{self, Error, Module, Operand, Space, Statement, Variable};
 
-/// Generic address of kernel parameters, for kernels that take their address.
-pub const PARAM_WINDOW: u64 = 0x1200_0000_0000;
-/// Functions have addresses, too: this base plus a number.
-pub const CODE_WINDOW: u64 = 0x1300_0000_0000;
 /// Maximum size of a function's variables in bytes.
 const FRAME: u64 = 512 << 10;
 /// Maximum number of registers of a function.
