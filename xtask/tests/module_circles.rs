@@ -34,7 +34,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("gf100", "device", ONE_TYPE),
     ("remoting-cuda", "", ONE_TYPE),
     ("remoting-opencl", "", ONE_TYPE),
-    ("remoting-opencl", "state", ONE_TYPE),
     ("remoting-pool", "", TO_MOVE),
     ("remoting-session", "", ONE_TYPE),
     ("vmm-control", "", ONE_TYPE),

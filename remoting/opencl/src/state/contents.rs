@@ -8,7 +8,7 @@ use std::{collections::HashMap, ops::Range, ptr::null, ptr::null_mut, sync::Arc}
 use remoting_proto::apis::opencl::{codes, image};
 use remoting_session::image::{Contents, Immovable};
 
-use super::{Bytes, Mapping, save::Log};
+use super::{Bytes, Mapping, log::Log};
 use crate::{
     Server,
     driver::{

@@ -13,6 +13,7 @@
 
 mod contents;
 mod copies;
+mod log;
 mod postcopy;
 mod precopy;
 mod restore;

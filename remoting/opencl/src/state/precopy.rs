@@ -20,7 +20,7 @@ use super::{
     Early,
     contents::{self, Root},
     copies::Copies,
-    save::Log,
+    log::Log,
 };
 use crate::{
     Server,
