@@ -26,7 +26,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("gantry-client", "", ONE_TYPE),
     ("gantry-cuda", "", TO_MOVE),
     ("gantry-cuda-driver", "driver", ONE_TYPE),
-    ("gantry-native", "", TO_MOVE),
     ("gantry-nvidia", "", ONE_TYPE),
     ("gantry-opencl", "", TO_MOVE),
     ("gantry-tests", "", TO_MOVE),

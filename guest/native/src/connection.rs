@@ -14,7 +14,7 @@ use nvidia_abi::{
     wire::{Answer, HEADER, MOST, Operation, Request, VERSION},
 };
 
-use crate::pinned::SliceFile;
+use crate::mappings::SliceFile;
 
 const DEFAULT_SOCKET: &[u8] = b"/run/gantry/nvidia.sock";
 /// Descriptors of this library lie above those that programs expect to get.

@@ -17,7 +17,7 @@ use nvidia_abi::{
 
 use crate::{
     files::{self, Attributes, File, program},
-    managed, memory,
+    managed, managed_ranges, memory,
 };
 
 /// What the paths of all device files begin with.
@@ -235,7 +235,7 @@ fn map_device(
         return Err(io::Error::from_raw_os_error(libc::EINVAL));
     }
     let mut program = program();
-    if is_unified && flags & libc::MAP_FIXED != 0 && managed::is_among(at as usize, length) {
+    if is_unified && flags & libc::MAP_FIXED != 0 && managed_ranges::is_among(at as usize, length) {
         // What was there goes first: the worker knows a range by its address.
         // SAFETY: the program asked for something else to be mapped there.
         unsafe { memory::unmap(at, length)? };

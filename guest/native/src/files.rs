@@ -23,8 +23,8 @@ use nvidia_abi::{
 
 use crate::{
     connection::Connection,
-    managed,
-    pinned::{Inherited, Pinned, SliceFile},
+    managed_ranges,
+    mappings::{Inherited, Pinned, SliceFile},
 };
 
 /// A device file.
@@ -163,7 +163,7 @@ extern "C" fn after_fork() {
 extern "C" fn in_child() {
     // SAFETY: as in `after_fork`, which follows.
     if let Some(forking) = unsafe { &mut *HELD.0.get() } {
-        managed::clear();
+        managed_ranges::clear();
         forking.inherited.iter().for_each(Inherited::copy);
     }
     after_fork();
@@ -189,7 +189,7 @@ impl Program {
         self.inherited
             .extend(self.files.drain(..).map(|file| file.cookie));
         self.pinned.clear();
-        managed::clear();
+        managed_ranges::clear();
     }
 
     /// The connection to the worker. The first time that there is none, a line says so.
@@ -241,7 +241,7 @@ impl Program {
         self.files.clear();
         self.foreign.clear();
         // The next worker has other files by the same numbers.
-        managed::clear();
+        managed_ranges::clear();
     }
 
     /// Whether a descriptor of this process is a device file.

@@ -13,7 +13,8 @@
 //! | [`files`] | which descriptor is which file |
 //! | [`call`] | an `ioctl`: the walk, files by number, what comes back |
 //! | [`pinned`] | memory that the driver pins moves to the slice, at its addresses |
-//! | [`managed`] | managed memory: what the worker must know of its mappings |
+//! | [`managed`] | managed memory: what the worker must know of its mappings; [`managed_ranges`]: where it is |
+//! | [`mappings`] | mappings of this process, as the kernel lists them |
 //! | [`memory`] | this process's memory, read and written without faults |
 //!
 //! The worker's socket is `$GANTRY_NVIDIA_SOCKET`, else `/run/gantry/nvidia.sock`.
@@ -25,5 +26,7 @@ mod connection;
 mod entry;
 mod files;
 mod managed;
+mod managed_ranges;
+mod mappings;
 mod memory;
 mod pinned;
