@@ -29,7 +29,6 @@ const CIRCLES: &[(&str, &str, &str)] = &[
     ("gantry-nvidia", "", ONE_TYPE),
     ("gantry-opencl", "", TO_MOVE),
     ("gantry-tests", "", TO_MOVE),
-    ("gantry-tests", "rig", TO_MOVE),
     ("gf100", "device", ONE_TYPE),
     ("remoting-cuda", "", ONE_TYPE),
     ("remoting-opencl", "", ONE_TYPE),

@@ -1,7 +1,7 @@
 //! The nested rig, seen from the host.
 //!
 //! - [`packages`]: what comes from Debian, and the cache. [`python`]: what comes by pip.
-//! - [`images`]: initial file systems of L1 and L2.
+//! - [`images`]: initial file systems of L1 and L2; [`root_fs`]: what they are made of.
 //! - [`mod@iommufd`], [`vendors`]: kernel modules for L1.
 //! - [`native`]: device files for L1; programs with native contexts for L2.
 //! - [`nvrtc`]: NVIDIA's compiler, on a disk for L2.
@@ -17,6 +17,7 @@ pub mod nvrtc;
 pub mod opencl;
 pub mod packages;
 pub mod python;
+pub mod root_fs;
 pub mod systemd;
 pub mod vendors;
 

@@ -9,8 +9,8 @@ use std::{
 use anyhow::Result;
 
 use super::{
-    images::{pack, program},
     packages::{self, Cache, Kernel},
+    root_fs::{pack, program},
 };
 
 /// The module that L1 loads for the device files.

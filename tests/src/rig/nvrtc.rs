@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, Result};
 
-use super::{images, packages::Cache, python};
+use super::{packages::Cache, python, root_fs};
 
 /// The package, in the version that compiled the committed kernels.
 const PACKAGE: (&str, &str) = ("nvidia-cuda-nvrtc", "13.0.88");
@@ -56,6 +56,6 @@ pub fn disk(folder: &Path, work: &Path) -> Result<PathBuf> {
     // The compiler is written in C++, unlike everything else that guests contain.
     let runtime = Path::new("/lib/x86_64-linux-gnu").join(RUNTIME);
     fs::copy(runtime, root.join(RUNTIME)).context("the C++ library is missing")?;
-    images::file_system(&root, DISK, &image)?;
+    root_fs::file_system(&root, DISK, &image)?;
     Ok(image)
 }

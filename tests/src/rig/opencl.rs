@@ -10,8 +10,8 @@ use std::{
 use anyhow::{Context, Result, ensure};
 
 use super::{
-    images::{self, pack, program},
     packages::{self, output, run},
+    root_fs::{self, pack, program},
 };
 use crate::net::HOST;
 
@@ -172,7 +172,7 @@ pub fn disk(work: &Path) -> Result<PathBuf> {
         fs::create_dir_all(&share)?;
         share
     }))?;
-    images::file_system(&root, DISK, &archive)?;
+    root_fs::file_system(&root, DISK, &archive)?;
     Ok(archive)
 }
 

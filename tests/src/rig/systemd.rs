@@ -12,9 +12,9 @@ use anyhow::{Context, Result};
 use crate::beside;
 
 use super::{
-    images::{commands, pack, program, script},
     opencl::Programs,
     packages,
+    root_fs::{commands, pack, program, script},
 };
 
 /// Debian's programs and units.

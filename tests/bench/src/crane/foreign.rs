@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use gantry_tests::rig::{images, packages};
+use gantry_tests::rig::{packages, root_fs};
 
 use super::{
     Movable, row,
@@ -69,7 +69,7 @@ pub fn pack(folder: &Path) -> Result<()> {
                 .env("LD_LIBRARY_PATH", &libraries),
         )?;
         fs::copy(&program, all.join(format!("{name}.program")))?;
-        images::script(
+        root_fs::script(
             &all.join(name),
             "#!/bin/sh\nhere=$(dirname \"$0\")\nexport LD_LIBRARY_PATH=\"$here/libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}\"\nexec \"$0.program\" \"$@\"\n",
         )?;

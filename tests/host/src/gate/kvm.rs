@@ -16,7 +16,7 @@ use base::Unpoisoned;
 use gantry_build::{programs, progress::Step, target};
 use gantry_tests::{
     report::Outcome,
-    rig::{Cache, images, packages},
+    rig::{Cache, images, packages, root_fs},
 };
 
 use super::{Check, bare, bochs, check, module::Module, opencl};
@@ -215,26 +215,26 @@ fn initramfs(
     let release = programs::folder()?;
     let root = work.join("root");
     let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
-    images::start(&root, &busybox)?;
+    root_fs::start(&root, &busybox)?;
     let mut wanted = MODULES.to_vec();
     if guests == Guests::Seats {
         wanted.extend(opencl::DISK_MODULES);
     }
-    let loaded = images::modules(&module.kernel, &wanted, &root.join("modules"))?;
+    let loaded = root_fs::modules(&module.kernel, &wanted, &root.join("modules"))?;
     fs::copy(&module.file, root.join("modules/gantry_gate.ko"))?;
     let program = release.join("vmfunc-gate-rig");
-    images::program(&program, &root, "bin/gate-rig")?;
+    root_fs::program(&program, &root, "bin/gate-rig")?;
     if guests != Guests::Small {
         let guest = work.join("guest");
-        images::start(&guest, &busybox)?;
-        images::program(&program, &guest, "init")?;
+        root_fs::start(&guest, &busybox)?;
+        root_fs::program(&program, &guest, "init")?;
         if guests == Guests::Seats {
             opencl::files(module, &release, &guest)?;
         }
         fs::create_dir_all(root.join("linux"))?;
         archive(&guest, &root.join("linux/initramfs.cpio"))?;
         fs::copy(kernel, root.join("linux/vmlinux"))?;
-        images::program(&programs::gantry()?, &root, "bin/gantry")?;
+        root_fs::program(&programs::gantry()?, &root, "bin/gantry")?;
     }
     let name = guests.name();
     let init = format!(
@@ -251,7 +251,7 @@ for m in {loaded}; do insmod /modules/$m.ko; done
 poweroff -f
 "
     );
-    images::script(&root.join("init"), &init)?;
+    root_fs::script(&root.join("init"), &init)?;
     let packed = work.join("initramfs.cpio");
     archive(&root, &packed)?;
     Ok(packed)

@@ -7,7 +7,7 @@ use std::{
 
 use anyhow::Result;
 use gantry_build::target;
-use gantry_tests::rig::{self, images};
+use gantry_tests::rig::{self, images, root_fs};
 
 use super::{bochs::CYLINDER, module::Module};
 
@@ -28,7 +28,7 @@ pub fn disk() -> Result<PathBuf> {
 /// Installs what else a guest with that disk needs, and what mounts it: see
 /// `vmfunc-gate/rig/src/opencl.rs`.
 pub fn files(module: &Module, release: &Path, guest: &Path) -> Result<()> {
-    let loaded = images::modules(&module.kernel, images::VIRTIO_DISK, &guest.join("modules"))?;
+    let loaded = root_fs::modules(&module.kernel, images::VIRTIO_DISK, &guest.join("modules"))?;
     let programs = guest.join("programs");
     fs::create_dir_all(&programs)?;
     for (file, name) in [
@@ -52,5 +52,5 @@ mkdir /tmp/vendors
 echo /tmp/libgantry_opencl.so >/tmp/vendors/gantry.icd
 "
     );
-    images::script(&guest.join("bin/prepare"), &prepare)
+    root_fs::script(&guest.join("bin/prepare"), &prepare)
 }
