@@ -16,7 +16,7 @@ use std::{
 
 use base::Unpoisoned;
 
-use super::image::{DiskError, Lock};
+use super::{error::DiskError, lock::Lock};
 
 /// Claims that were given up while their image was locked, or about to be.
 static GIVEN_UP: Mutex<Vec<Weak<Claim>>> = Mutex::new(Vec::new());

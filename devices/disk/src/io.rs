@@ -17,7 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::{
     SECTOR,
-    image::{ends_like_foreign, foreign_format},
+    signature::{ends_like_foreign, foreign_format},
 };
 
 /// Maximum number of vectors that the kernel accepts in one call (`UIO_MAXIOV`).

@@ -11,18 +11,23 @@
 //! memory, so no buffer can disappear during a transfer.
 
 pub mod claim;
+pub mod error;
 pub mod geometry;
 pub mod image;
 pub mod io;
 pub mod lock;
+pub mod options;
 mod pool;
 mod qcow2;
 mod raw;
+mod signature;
 mod uring;
 
-pub use image::{Disk, DiskError, DiskOptions, ImageType};
+pub use error::DiskError;
+pub use image::Disk;
 pub use io::{AsyncIo, Buffers, Finished, Io, Operation};
 pub use lock::{LockGranularity, Scope};
+pub use options::{DiskOptions, ImageType};
 
 /// Size of a sector in bytes, the unit of offsets and lengths in virtio-blk.
 pub const SECTOR: u64 = 512;

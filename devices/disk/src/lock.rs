@@ -10,10 +10,13 @@ use std::{
         fd::AsRawFd,
         unix::fs::{FileExt, MetadataExt},
     },
+    path::Path,
     sync::OnceLock,
 };
 
 use serde::{Deserialize, Serialize};
+
+use super::error::DiskError;
 
 /// The range of the image that a lock covers.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
@@ -34,6 +37,46 @@ pub enum Scope {
     Host,
     /// To every host that accesses the file, because its file system shares the locks.
     Hosts,
+}
+
+/// The lock of an image, held until it is closed or unlocked.
+pub(super) struct Lock {
+    /// Also used for reads that must go through the page cache.
+    pub file: File,
+    /// Device and inode of the file.
+    pub inode: (u64, u64),
+    /// Number of bytes that it covers, unless it covers the whole file.
+    pub size: u64,
+    /// It is shared with others that only read.
+    pub read_only: bool,
+    /// The range that it covers.
+    pub granularity: LockGranularity,
+    /// Where it is visible.
+    pub scope: Scope,
+}
+
+impl Lock {
+    /// Whether it is of the same file as another one.
+    pub(super) fn is_of(&self, other: &Self) -> bool {
+        self.inode == other.inode
+    }
+
+    pub(super) fn take(&self, path: &Path) -> Result<(), DiskError> {
+        lock(&self.file, self.size, self.read_only, self.granularity).map_err(|source| {
+            let path = path.to_owned();
+            match source.raw_os_error() {
+                Some(libc::EAGAIN | libc::EACCES) => DiskError::Locked {
+                    path,
+                    read_only: self.read_only,
+                },
+                _ => DiskError::Lock { path, source },
+            }
+        })
+    }
+
+    pub(super) fn release(&self) -> io::Result<()> {
+        unlock(&self.file, self.size, self.granularity)
+    }
 }
 
 /// What is mounted, opened before Landlock may hide it.

@@ -37,9 +37,10 @@ use imago::{
 use self::counted::{CountedFile, TableMap};
 use super::{
     claim::Claim,
-    image::{DiskError, DiskOptions},
+    error::DiskError,
     io::{Io, Operation},
     lock::{self, LockGranularity},
+    options::DiskOptions,
     pool::Blocking,
     raw::{discard_mode, fallocate},
 };

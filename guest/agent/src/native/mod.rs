@@ -42,7 +42,10 @@ use base::limits::Limit;
 use checkpointer::Checkpointer;
 use relay::Relay;
 
-use crate::port::Port;
+use crate::{
+    file_error::{FileError, failed},
+    port::Port,
+};
 
 /// The port for native contexts that is served, in a thread of its own.
 pub struct Served {
@@ -53,12 +56,15 @@ pub struct Served {
 
 impl Served {
     /// Serves programs at the socket `path` through the port, until that is removed. `permit` sets who may connect.
-    pub fn start(
+    ///
+    /// # Errors
+    /// The socket cannot be made, or `permit` has failed.
+    pub fn start<E: From<FileError>>(
         path: &Path,
         port: Port,
-        permit: impl FnOnce(&Path) -> Result<(), crate::server::Error>,
-    ) -> Result<Self, crate::server::Error> {
-        let listen = crate::file_error::failed("listen on", path);
+        permit: impl FnOnce(&Path) -> Result<(), E>,
+    ) -> Result<Self, E> {
+        let listen = failed("listen on", path);
         let listener = base::socket::listen_for_packets(path).map_err(listen)?;
         permit(path)?;
         // Each program and each device file is a descriptor.
@@ -76,7 +82,7 @@ impl Served {
                 let _ = fs::remove_file(path);
             })
         };
-        let thread = start().map_err(crate::file_error::failed("serve at", path))?;
+        let thread = start().map_err(failed("serve at", path))?;
         base::note!(
             "gantry-agent: serving native contexts at {}",
             path.display()
