@@ -163,15 +163,17 @@ fn freed(link: &Link, known: &Known, free: impl FnOnce() -> Outcome) -> Outcome 
     freed
 }
 
-/// Forgets allocations that are destroyed with a context.
+/// Forgets what ends with a context: allocations of device memory, and registrations.
 pub fn forget_context(context: u64) {
     if let Some(link) = link::get() {
         let mut memory = link.state.memory.lock_unpoisoned();
-        let gone = |one: &Known| {
-            one.context == context
-                && matches!(one.what, What::Device | What::OfGraph | What::Variable)
-        };
-        memory.all.retain(|_, known| !gone(known));
+        memory.all.retain(|_, known| {
+            let ends = matches!(
+                known.what,
+                What::Device | What::OfGraph | What::Variable | What::Registered
+            );
+            !(ends && known.context == context)
+        });
     }
 }
 

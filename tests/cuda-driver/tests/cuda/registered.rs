@@ -215,6 +215,28 @@ fn registered_memory_has_the_data_when_anything_behind_is_seen() {
 }
 
 #[test]
+fn a_registration_ends_with_its_context() {
+    let mut pages = vec![0u32; 2048];
+    let start = pages.as_mut_ptr().align_offset(4096);
+    let data = pages[start..].as_mut_ptr();
+    let at = data.cast::<c_void>();
+    for _ in 0..2 {
+        let _context = context();
+        ok!(cuMemHostRegister_v2(at, 4096, 0));
+    }
+    let _context = context();
+    let (to, gated) = (device(&[0u32]), Gated::new());
+    // SAFETY: memory of this test, which nothing else accesses: the copy has read it when the call returns.
+    unsafe {
+        data.write_volatile(1);
+        ok!(cuMemcpyHtoDAsync_v2(to, at, 4, gated.stream));
+        data.write_volatile(2);
+    }
+    gated.end();
+    assert_eq!(values::<u32>(to, 1), [1]);
+}
+
+#[test]
 fn rows_and_large_copies_of_registered_memory_keep_their_order() {
     let context = context();
     let (rows, width, pitch) = (3usize, 8usize, 32usize);
