@@ -145,6 +145,31 @@ pub fn wait_for_all(link: &Link, current: u32) -> Waited {
     }
 }
 
+/// Waits for the work of other contexts than the current one, whose number is given, and tells whether there are any among
+/// these handles. Leaves captures valid.
+///
+/// # Errors
+/// The driver's, of any of that work. Beside captures, not all work can be waited for, and nothing may rely on that.
+pub fn wait_for_others(link: &Link, current: u32, contexts: [CUcontext; 2]) -> Outcome<bool> {
+    let mut is_any = false;
+    for handle in contexts.map(|context| context as u64) {
+        let context = handles::valid(Kind::Context, handle)?;
+        if context == 0 || context == current {
+            continue;
+        }
+        is_any = true;
+        let waited = link.ask(&ContextSynchronize {
+            context,
+            spares_captures: true,
+        });
+        match waited {
+            Err(codes::NOT_READY) => return Err(codes::NOT_SUPPORTED),
+            waited => within(handle, || exact(link, context, 0, waited))?,
+        }
+    }
+    Ok(is_any)
+}
+
 /// Runs a call with another context being current.
 pub fn within<T>(context: u64, call: impl FnOnce() -> T) -> T {
     STACK.with_borrow_mut(|stack| stack.push(context));

@@ -595,12 +595,19 @@ entry_points! {
 
     fn cuMemcpyPeer(
         dstDevice: CUdeviceptr,
-        _dstContext: CUcontext,
+        dstContext: CUcontext,
         srcDevice: CUdeviceptr,
-        _srcContext: CUcontext,
+        srcContext: CUcontext,
         ByteCount: usize,
     ) {
-        any(Order::new(std::ptr::null_mut(), true)?, dstDevice, srcDevice, ByteCount)
+        let link = connected()?;
+        let order = Order::new(std::ptr::null_mut(), true)?;
+        let is_between = context::wait_for_others(link, order.context, [dstContext, srcContext])?;
+        any(order, dstDevice, srcDevice, ByteCount)?;
+        match is_between {
+            true => wait(link, (order.context, order.stream)),
+            false => Ok(()),
+        }
     }
 
     fn cuMemcpy2D_v2(pCopy: *const CUDA_MEMCPY2D) {

@@ -380,3 +380,53 @@ fn a_program_sees_the_devices_that_its_variables_name() {
         assert!(!has_several(name, &variables));
     }
 }
+
+unsafe extern "C" fn hold(_: *mut c_void) {
+    std::thread::sleep(std::time::Duration::from_millis(200));
+}
+
+#[test]
+fn a_copy_between_devices_keeps_the_order_of_the_work_of_both() {
+    if !has_several(
+        "a_copy_between_devices_keeps_the_order_of_the_work_of_both",
+        &[],
+    ) {
+        return;
+    }
+    let contexts = contexts();
+    let own = |place: usize| {
+        let mut at = 0;
+        ok!(cuCtxSetCurrent(contexts[place]));
+        ok!(cuMemAlloc_v2(&mut at, 4));
+        ok!(cuMemsetD32_v2(at, 1, 1));
+        ok!(cuCtxSynchronize());
+        at
+    };
+    let (other, first) = (own(1), own(0));
+    let fill_late = |place: usize, at, value| {
+        ok!(cuCtxSetCurrent(contexts[place]));
+        ok!(cuLaunchHostFunc(null_mut(), Some(hold), null_mut()));
+        ok!(cuMemsetD32Async(at, value, 1, null_mut()));
+    };
+    // What comes before it in the other context.
+    fill_late(1, other, 7);
+    ok!(cuCtxSetCurrent(contexts[0]));
+    ok!(cuMemcpyPeer(first, contexts[0], other, contexts[1], 4));
+    assert_eq!(values::<u32>(first, 1), [7]);
+    // What comes behind it there.
+    fill_late(0, first, 9);
+    ok!(cuMemcpyPeer(other, contexts[1], first, contexts[0], 4));
+    ok!(cuCtxSetCurrent(contexts[1]));
+    assert_eq!(values::<u32>(other, 1), [9]);
+    // Beside a capture, the default streams of others cannot be waited for.
+    let (mut stream, mut graph) = (null_mut(), null_mut());
+    ok!(cuCtxSetCurrent(contexts[2]));
+    ok!(cuStreamCreate(&mut stream, 1));
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+    ok!(cuCtxSetCurrent(contexts[0]));
+    let refused = cuda!(cuMemcpyPeer(first, contexts[0], other, contexts[1], 4));
+    assert_eq!(refused, CUresult::CUDA_ERROR_NOT_SUPPORTED);
+    ok!(cuCtxSetCurrent(contexts[2]));
+    ok!(cuStreamEndCapture(stream, &mut graph));
+}
