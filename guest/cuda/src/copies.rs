@@ -343,6 +343,31 @@ fn any(order: Order, to: u64, from: u64, size: usize) -> Outcome {
     }
 }
 
+/// A copy between addresses of any kind, which has read memory of the host when this returns.
+fn at_once(order: Order, to: u64, from: u64, size: usize) -> Outcome {
+    let link = connected()?;
+    if is_device(link, from) || size == 0 {
+        return any(order, to, from, size);
+    }
+    if !is_device(link, to) {
+        return any(
+            Order {
+                wait: true,
+                ..order
+            },
+            to,
+            from,
+            size,
+        );
+    }
+    // Nodes read memory of the host at each launch.
+    if capturing(link, order.context, order.stream) {
+        return Err(codes::NOT_SUPPORTED);
+    }
+    checked(link, to, size)?;
+    write_staged(link, order, to, from as *const u8, size)
+}
+
 /// Copies in stream order.
 fn in_order(link: &Link, order: Order, work: impl FnOnce() + Send + 'static) -> Outcome {
     copy_in(link, (order.context, order.stream), move |status| {
@@ -635,17 +660,33 @@ entry_points! {
         srcs: *mut CUdeviceptr,
         sizes: *mut usize,
         count: usize,
-        _attrs: *mut CUmemcpyAttributes,
-        _attrsIdxs: *mut usize,
-        _numAttrs: usize,
+        attrs: *mut CUmemcpyAttributes,
+        attrsIdxs: *mut usize,
+        numAttrs: usize,
         hStream: CUstream,
     ) {
         let order = Order::new(hStream, false)?;
         if count == 0 || dsts.is_null() || srcs.is_null() || sizes.is_null() {
             return Err(codes::INVALID_VALUE);
         }
-        (0..count).try_for_each(|one| {
-            any(order, dsts.add(one).read(), srcs.add(one).read(), sizes.add(one).read())
-        })
+        if numAttrs > count || numAttrs > 0 && (attrs.is_null() || attrsIdxs.is_null()) {
+            return Err(codes::INVALID_VALUE);
+        }
+        let mut next = 0;
+        let mut is_read_now = false;
+        for one in 0..count {
+            // Each counts from the copy of its index on.
+            while next < numAttrs && attrsIdxs.add(next).read() <= one {
+                let access = (*attrs.add(next)).srcAccessOrder;
+                is_read_now = access == CUmemcpySrcAccessOrder::CU_MEMCPY_SRC_ACCESS_ORDER_DURING_API_CALL;
+                next += 1;
+            }
+            let (to, from, size) = (dsts.add(one).read(), srcs.add(one).read(), sizes.add(one).read());
+            match is_read_now {
+                true => at_once(order, to, from, size)?,
+                false => any(order, to, from, size)?,
+            }
+        }
+        Ok(())
     }
 }

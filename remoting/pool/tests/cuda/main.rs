@@ -5,6 +5,7 @@
 
 #[path = "../../../../tests/cuda-driver/tests/cuda/arrays.rs"]
 mod arrays;
+mod batches;
 mod both;
 #[path = "../../../../tests/cuda-driver/tests/cuda/device.rs"]
 mod device;
