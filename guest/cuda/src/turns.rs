@@ -5,7 +5,8 @@
 //! but not for what this process does before and after them.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
+    mem,
     sync::{Arc, Mutex},
 };
 
@@ -16,7 +17,7 @@ use remoting_proto::apis::cuda::codes;
 use crate::{context, entry::Outcome, forward::forward, handles::PER_THREAD};
 
 /// What launches can have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Common {
     /// An executable graph, by its number.
     Executable(u32),
@@ -63,8 +64,17 @@ impl Drop for Turn {
 /// The last launch of each. Locked while a launch is put into its stream, so that another one comes
 /// either before or after it.
 static LAST: Mutex<Option<HashMap<Common, Arc<Turn>>>> = Mutex::new(None);
-/// What will not be launched again. Recorded separately, where blocking is not allowed.
-static GONE: Mutex<Vec<Common>> = Mutex::new(Vec::new());
+/// What is in [`LAST`], and what of it will not be launched again. Recorded separately, where blocking is not allowed.
+static ENDS: Mutex<Ends> = Mutex::new(Ends {
+    known: BTreeSet::new(),
+    gone: BTreeSet::new(),
+});
+
+#[derive(Debug)]
+struct Ends {
+    known: BTreeSet<Common>,
+    gone: BTreeSet<Common>,
+}
 
 /// The context of a stream.
 fn context_of(stream: u64, current: u64) -> Outcome<u64> {
@@ -90,7 +100,10 @@ pub fn in_turn(
     let current = context::top().ok_or(codes::INVALID_CONTEXT)?;
     let mut last = LAST.lock_unpoisoned();
     let last = last.get_or_insert_default();
-    let gone = std::mem::take(&mut *GONE.lock_unpoisoned());
+    let mut ends = ENDS.lock_unpoisoned();
+    let gone = mem::take(&mut ends.gone);
+    ends.known.extend(common);
+    drop(ends);
     last.retain(|one, _| !gone.contains(one));
     let mut before: Vec<Arc<Turn>> = Vec::new();
     for turn in common.iter().filter_map(|one| last.get(one)) {
@@ -122,12 +135,39 @@ pub fn in_turn(
 
 /// Records that there will be no more launches that have this in common.
 pub fn gone(one: Common) {
-    GONE.lock_unpoisoned().push(one);
+    let mut ends = ENDS.lock_unpoisoned();
+    if ends.known.remove(&one) {
+        ends.gone.insert(one);
+    }
 }
 
 /// Called when a context is about to be destroyed, with its events.
 pub fn forget_context(context: u64) {
     if let Some(last) = LAST.lock_unpoisoned().as_mut() {
         last.retain(|_, turn| turn.context != context);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_launched_in_no_turn_leaves_nothing_when_it_ends() {
+        let launched = Common::Function(u64::MAX);
+        ENDS.lock_unpoisoned().known.insert(launched);
+        for number in 1_000..1_100 {
+            gone(Common::Executable(number));
+        }
+        gone(launched);
+        gone(launched);
+        let ends = ENDS.lock_unpoisoned();
+        assert!(ends.gone.contains(&launched) && !ends.known.contains(&launched));
+        assert!(
+            !ends
+                .gone
+                .iter()
+                .any(|one| matches!(one, Common::Executable(_)))
+        );
     }
 }
