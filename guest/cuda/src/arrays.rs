@@ -14,7 +14,7 @@ use remoting_proto::{
 };
 
 use crate::{
-    capture::capturing,
+    capture::{capturing, submit},
     copies::{LARGEST_PIECE, Order, is_device},
     entry::{Outcome, connected, entry_points},
     forward::forward,
@@ -195,12 +195,12 @@ impl Volume {
             size,
         };
         if let (Some(to), Some(from)) = (to.side(0, 0), from.side(0, 0)) {
-            let call = call(to, from, [width, rows, planes]);
-            // A call that the driver refuses must not silently be missing in the graph.
-            return match capturing(link, context, stream) {
-                true => link.ask(&call),
-                false => link.post(&call),
-            };
+            return submit(
+                link,
+                context,
+                stream,
+                &call(to, from, [width, rows, planes]),
+            );
         }
         if capturing(link, context, stream) {
             return Err(codes::STREAM_CAPTURE_UNSUPPORTED);

@@ -11,10 +11,13 @@ use std::{
 
 use base::Unpoisoned;
 use cuda_definition::driver::types::*;
-use remoting_proto::apis::cuda::{
-    Kind,
-    calls::{CaptureInfo, Captured},
-    codes,
+use remoting_proto::{
+    apis::cuda::{
+        Kind,
+        calls::{CaptureInfo, Captured},
+        codes,
+    },
+    wire::messages::Call,
 };
 
 use crate::{
@@ -72,6 +75,18 @@ pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
         return false;
     }
     asked(handles::handle(Kind::Stream, stream))
+}
+
+/// Has the worker submit something to a stream. Its result is waited for if the stream is being captured: a call that the
+/// driver refuses must not silently be missing in the graph.
+///
+/// # Errors
+/// The driver's.
+pub fn submit<C: Call<Answer = ()>>(link: &Link, context: u32, stream: u32, call: &C) -> Outcome {
+    match capturing(link, context, stream) {
+        true => link.ask(call),
+        false => link.post(call),
+    }
 }
 
 /// The state of a stream's capture.

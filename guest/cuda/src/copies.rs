@@ -17,7 +17,7 @@ use remoting_proto::{
 
 use crate::{
     arrays::{End, Volume},
-    capture::capturing,
+    capture::{capturing, submit},
     context,
     entry::{Outcome, connected, entry_points},
     handles,
@@ -113,9 +113,7 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         let call = call(to, place);
         return match order.wait {
             true => exact(link, context, stream, link.ask(&call)),
-            // A call that the driver refuses must not silently be missing in the graph.
-            false if capturing(link, context, stream) => link.ask(&call),
-            false => link.post(&call),
+            false => submit(link, context, stream, &call),
         };
     }
     if capturing(link, context, stream) {
@@ -193,9 +191,7 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         let call = call(from, place);
         return match order.wait {
             true => exact(link, context, stream, link.ask(&call)),
-            // A call that the driver refuses must not silently be missing in the graph.
-            false if capturing(link, context, stream) => link.ask(&call),
-            false => link.post(&call),
+            false => submit(link, context, stream, &call),
         };
     }
     if capturing(link, context, stream) {
@@ -281,13 +277,14 @@ fn read_pieces(
 
 fn on_device(link: &Link, order: Order, to: u64, from: u64, size: usize) -> Outcome {
     let (context, stream) = (order.context, order.stream);
-    link.post(&Copy {
+    let call = Copy {
         context,
         stream,
         to,
         from,
         size: size as u64,
-    })
+    };
+    submit(link, context, stream, &call)
 }
 
 /// Whether an address is in known memory of the device.
@@ -495,14 +492,15 @@ fn rows_between(order: Order, to: Side, from: Side, width: usize, rows: usize) -
     }
     let (context, stream) = (order.context, order.stream);
     if to.is_device && from.is_device {
-        return link.post(&CopyRows {
+        let call = CopyRows {
             context,
             stream,
             to: (to.at, to.pitch as u64),
             from: (from.at, from.pitch as u64),
             width: width as u64,
             rows: rows as u64,
-        });
+        };
+        return submit(link, context, stream, &call);
     }
     if to.pitch == width && from.pitch == width {
         return any(order, to.at, from.at, width * rows);

@@ -6,6 +6,7 @@ use cuda_definition::driver::types::*;
 use remoting_proto::apis::cuda::{Kind, calls::Fill, codes};
 
 use crate::{
+    capture::submit,
     context,
     entry::{Outcome, connected, entry_points},
     handles,
@@ -53,7 +54,7 @@ fn fill(
     if stream.is_none() && !known.what.is_device() {
         return exact(link, context, stream_number, link.ask(&call));
     }
-    link.post(&call)
+    submit(link, context, stream_number, &call)
 }
 
 entry_points! {

@@ -17,6 +17,7 @@ use remoting_proto::{
 
 use crate::{
     arrays::Volume,
+    capture::submit,
     context,
     entry::{Outcome, connected, entry_points, offer, put},
     forward::forward,
@@ -209,7 +210,8 @@ entry_points! {
         }
         let (context, stream) = (context::need()?, handles::valid(Kind::Stream, hStream as u64)?);
         signals::skip_next();
-        paged::launch(graph, hStream, || link.post(&LaunchGraph { context, stream, graph }))
+        let call = LaunchGraph { context, stream, graph };
+        paged::launch(graph, hStream, || submit(link, context, stream, &call))
     }
 
     fn cuGraphInstantiateWithFlags(phGraphExec: *mut CUgraphExec, hGraph: CUgraph, flags: c_ulonglong) {

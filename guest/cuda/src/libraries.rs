@@ -108,7 +108,8 @@ unsafe extern "C" fn post(
             // SAFETY: the library's promise.
             arguments: Blob(unsafe { bytes(arguments, length) }),
         };
-        if waits {
+        // What the driver refuses in a capture would be missing in the graph.
+        if waits || crate::capture::captures() {
             link.ask(&call)
         } else {
             link.post(&call)

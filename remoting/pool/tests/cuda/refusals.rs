@@ -4,7 +4,10 @@ use std::{ffi::c_void, ptr::null_mut};
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{context, cuda, device, ok};
+use crate::driver::{context, cuda, device, module, ok};
+
+const SYMBOLS: &str =
+    include_str!("../../../../tests/cuda-driver/tests/kernels/symbols.compute_75.ptx");
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
@@ -146,4 +149,38 @@ fn what_is_no_memory_is_freed_and_refused_as_natively() {
     let no_context = CUresult::CUDA_ERROR_INVALID_CONTEXT;
     assert_eq!(cuda!(cuProfilerStart()), no_context);
     assert_eq!(cuda!(cuProfilerStop()), no_context);
+}
+
+#[test]
+fn what_is_refused_in_a_capture_is_an_error_of_its_call() {
+    let _context = context();
+    // Memory that was there, and that the library takes for the device's.
+    let (symbols, mut gone, mut size) = (module(SYMBOLS), 0, 0);
+    ok!(cuModuleGetGlobal_v2(
+        &mut gone,
+        &mut size,
+        symbols,
+        c"counter".as_ptr()
+    ));
+    ok!(cuModuleUnload(symbols));
+    let (from, mut stream, mut graph) = (device(&[0u32]), null_mut(), null_mut());
+    ok!(cuStreamCreate(&mut stream, 1));
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+    for refused in [
+        cuda!(cuMemcpyDtoDAsync_v2(gone, from, 4, stream)),
+        cuda!(cuMemcpyDtoDAsync_v2(from, gone, 4, stream)),
+        cuda!(cuMemsetD32Async(gone, 1, 1, stream)),
+    ] {
+        assert_eq!(refused, INVALID);
+    }
+    ok!(cuMemsetD32Async(from, 1, 1, stream));
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    let mut count = 0;
+    ok!(cuGraphGetNodes(graph, null_mut(), &mut count));
+    assert_eq!(count, 1);
+    // Nobody is told of them later.
+    ok!(cuCtxSynchronize());
+    ok!(cuGraphDestroy(graph));
+    ok!(cuStreamDestroy_v2(stream));
 }
