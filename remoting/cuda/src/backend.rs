@@ -41,7 +41,7 @@ use super::{
     driver::{Api, cu},
     fences::Fence,
     holds::Holds,
-    host_functions::{News, Pending},
+    host_functions::{self, News, Pending},
     instances::Instances,
     light::Algorithm,
     linear,
@@ -113,6 +113,8 @@ pub struct CudaBackend {
     pub(super) lasting: Arc<AtomicUsize>,
     /// Launches of graphs that may call client functions.
     pub(super) calling: Vec<Fence>,
+    /// At this number of them, those that are over are looked for.
+    pub(super) most_calling: usize,
     /// Graphs' handles for conditional nodes, with the graph of each.
     pub(super) conditionals: HashMap<u64, u32>,
     /// User objects that the client has attached to graphs.
@@ -205,6 +207,7 @@ impl CudaBackend {
             prints: false,
             lasting: Arc::default(),
             calling: Vec::new(),
+            most_calling: host_functions::FEW,
             conditionals: HashMap::new(),
             user_objects: UserObjects::default(),
             put_off: Vec::new(),

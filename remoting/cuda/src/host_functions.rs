@@ -58,6 +58,8 @@ pub(super) const IDLE: u32 = 3;
 const EAGER: Duration = Duration::from_micros(100);
 /// How long it then sleeps between polls.
 const NAP: Duration = Duration::from_micros(50);
+/// Up to this many launches that may call functions are kept although they may be over.
+pub(super) const FEW: usize = 64;
 /// Maximum number of functions that the driver may hold at a time.
 const MOST: usize = 64 << 10;
 
@@ -345,13 +347,20 @@ impl Server {
     /// Records a launch of a graph that may call client functions.
     pub(super) fn note_calling(&mut self, submitted: Submitted) {
         let any = self.backend.lasting.load(Ordering::Acquire) > 0;
-        if any
-            && !self.is_captured(submitted.raw)
-            && let Ok(fence) = self.backend.api.fence(submitted.context, submitted.raw)
-        {
-            self.backend.calling.push(fence);
+        if !any || self.is_captured(submitted.raw) {
+            return;
+        }
+        let backend = &mut self.backend;
+        // As often as the list has doubled: nothing else may ever look.
+        if backend.calling.len() >= backend.most_calling {
+            backend.forget_called();
+            backend.most_calling = FEW.max(2 * backend.calling.len());
+            backend.api.enter(submitted.context);
+        }
+        if let Ok(fence) = backend.api.fence(submitted.context, submitted.raw) {
+            backend.calling.push(fence);
             // Deferred requests continue only when this launch is over.
-            if !self.backend.put_off.is_empty() {
+            if !backend.put_off.is_empty() {
                 self.watch(fence, None);
             }
         }

@@ -13,7 +13,8 @@ use std::{
 use remoting_proto::{
     apis::cuda::{
         calls::{
-            Allocate, ContextSynchronize, Free, FunctionTurn, HostFunction, Post, Request, Source,
+            Allocate, ContextSynchronize, Free, FunctionTurn, HostFunction, LaunchGraph, Post,
+            Request, Source, StreamSynchronize,
         },
         codes,
     },
@@ -424,5 +425,37 @@ fn functions_of_a_context_that_has_ended_are_not_expected() {
         assert_eq!(worker.server.expected, 0);
         worker.await_due(1);
         assert_eq!(worker.server.expected, 0);
+    });
+}
+
+#[test]
+fn launches_that_are_over_are_forgotten_beside_functions_of_graphs() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        let (context, stream) = (worker.context, worker.stream);
+        let graph = testing::made(&mut worker.server, context, "cuGraphCreate", &[0]);
+        let words = [graph.into(), 0];
+        let symbol = "cuGraphInstantiateWithFlags";
+        let graph = testing::made(&mut worker.server, context, symbol, &words);
+        // As if some graph called a function.
+        worker.server.backend.lasting.store(1, Ordering::Release);
+        for _ in 0..20 {
+            for _ in 0..50 {
+                let launch = LaunchGraph {
+                    context,
+                    stream,
+                    graph,
+                };
+                let header = testing::posted(LaunchGraph::OPCODE);
+                let request = Request::LaunchGraph(launch);
+                worker.server.serve(header, request).unwrap();
+            }
+            let call = StreamSynchronize { context, stream };
+            let request = Request::StreamSynchronize(call);
+            let asked = worker.ask(StreamSynchronize::OPCODE, request);
+            worker.await_answer(asked);
+        }
+        let left = worker.server.backend.calling.len();
+        assert!(left < 200, "{left}");
     });
 }
