@@ -30,18 +30,25 @@ impl Space {
         Some(offset)
     }
 
-    /// Allocates a stretch as close to the end as possible, and never below `floor`.
-    pub fn take_last(&mut self, length: u64, floor: u64) -> Option<u64> {
+    /// Allocates a stretch as close to the end as possible, and never below `floor`. Its start is a multiple of `align` beyond
+    /// `base`.
+    pub fn take_last(&mut self, length: u64, floor: u64, (base, align): (u64, u64)) -> Option<u64> {
         let length = rounded(length)?;
-        let (&offset, &free) = self.0.iter().rev().find(|(_, free)| **free >= length)?;
-        let place = offset + (free - length);
+        let (offset, free, place) = self.0.iter().rev().find_map(|(&offset, &free)| {
+            let last = offset + free.checked_sub(length)?;
+            let place = last - last.checked_sub(base)? % align;
+            (place >= offset).then_some((offset, free, place))
+        })?;
         if place < floor {
             return None;
         }
-        match free - length {
-            0 => self.0.remove(&offset),
-            left => self.0.insert(offset, left),
-        };
+        self.0.remove(&offset);
+        let end = place + length;
+        for (start, until) in [(offset, place), (end, offset + free)] {
+            if until > start {
+                self.0.insert(start, until - start);
+            }
+        }
         Some(place)
     }
 
@@ -110,25 +117,44 @@ mod tests {
     #[test]
     fn space_is_taken_from_both_ends_and_meets() {
         let mut space = Space::new(0, 8 * GRAIN);
-        assert_eq!(space.take_last(3 * GRAIN, 0), Some(5 * GRAIN));
+        assert_eq!(space.take_last(3 * GRAIN, 0, (0, 1)), Some(5 * GRAIN));
         assert_eq!(space.take(2 * GRAIN), Some(0));
-        assert_eq!(space.take_last(1, 0), Some(4 * GRAIN));
-        assert_eq!(space.take_last(3 * GRAIN, 0), None);
-        assert_eq!(space.take_last(2 * GRAIN, 0), Some(2 * GRAIN));
+        assert_eq!(space.take_last(1, 0, (0, 1)), Some(4 * GRAIN));
+        assert_eq!(space.take_last(3 * GRAIN, 0, (0, 1)), None);
+        assert_eq!(space.take_last(2 * GRAIN, 0, (0, 1)), Some(2 * GRAIN));
         space.give(4 * GRAIN, 1);
         space.give(5 * GRAIN, 3 * GRAIN);
-        assert_eq!(space.take_last(4 * GRAIN, 0), Some(4 * GRAIN));
-        assert_eq!(space.take_last(u64::MAX, 0), None);
+        assert_eq!(space.take_last(4 * GRAIN, 0, (0, 1)), Some(4 * GRAIN));
+        assert_eq!(space.take_last(u64::MAX, 0, (0, 1)), None);
     }
 
     #[test]
     fn what_is_taken_from_the_end_leaves_the_beginning_to_others() {
         let mut space = Space::new(0, 8 * GRAIN);
-        assert_eq!(space.take_last(5 * GRAIN, 2 * GRAIN), Some(3 * GRAIN));
-        assert_eq!(space.take_last(2 * GRAIN, 2 * GRAIN), None);
-        assert_eq!(space.take_last(GRAIN, 2 * GRAIN), Some(2 * GRAIN));
-        assert_eq!(space.take_last(1, 2 * GRAIN), None);
+        assert_eq!(
+            space.take_last(5 * GRAIN, 2 * GRAIN, (0, 1)),
+            Some(3 * GRAIN)
+        );
+        assert_eq!(space.take_last(2 * GRAIN, 2 * GRAIN, (0, 1)), None);
+        assert_eq!(space.take_last(GRAIN, 2 * GRAIN, (0, 1)), Some(2 * GRAIN));
+        assert_eq!(space.take_last(1, 2 * GRAIN, (0, 1)), None);
         assert_eq!(space.take(2 * GRAIN), Some(0));
+    }
+
+    #[test]
+    fn an_aligned_stretch_leaves_what_is_behind_it_to_others() {
+        let mut space = Space::new(GRAIN, 17 * GRAIN);
+        assert_eq!(space.take_last(1, 0, (0, 1)), Some(16 * GRAIN));
+        let aligned = (GRAIN, 4 * GRAIN);
+        assert_eq!(space.take_last(4 * GRAIN, 0, aligned), Some(9 * GRAIN));
+        assert_eq!(
+            space.taken(GRAIN, 17 * GRAIN),
+            [(9 * GRAIN, 13 * GRAIN), (16 * GRAIN, 17 * GRAIN)]
+        );
+        assert_eq!(space.take_last(3 * GRAIN, 0, (0, 1)), Some(13 * GRAIN));
+        assert_eq!(space.take_last(5 * GRAIN, 0, aligned), Some(GRAIN));
+        assert_eq!(space.take_last(5 * GRAIN, 0, aligned), None);
+        assert_eq!(space.take_last(3 * GRAIN, 0, (0, 1)), Some(6 * GRAIN));
     }
 
     #[test]

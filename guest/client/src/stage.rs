@@ -214,8 +214,19 @@ impl Stages {
 
     /// Allocates and populates space at the end, if there is any.
     fn take_last(&mut self, window: &Window, length: u64) -> Option<u64> {
+        self.take_at_end(window, length, 1)
+    }
+
+    /// The same, so that it crosses no multiple of [`BLOCK`] that a stretch of its length need not cross.
+    fn take_last_block(&mut self, window: &Window, length: u64) -> Option<u64> {
+        let align = length.checked_next_power_of_two()?.clamp(4096, BLOCK);
+        self.take_at_end(window, length, align)
+    }
+
+    fn take_at_end(&mut self, window: &Window, length: u64, align: u64) -> Option<u64> {
         let passage = PASSAGE.min(window.size() / 8);
-        let offset = self.space.take_last(length, window.data() + passage)?;
+        let data = window.data();
+        let offset = (self.space).take_last(length, data + passage, (data, align))?;
         if offset + length > self.populated {
             window.populate(offset, length);
         }
@@ -455,6 +466,12 @@ impl<D: Driver> Link<D> {
     /// window's end, outside the part that is reserved for the data of commands.
     pub fn reserve_lasting(&self, length: u64) -> Option<u64> {
         self.reserve_in_common(length, Stages::take_last)
+    }
+
+    /// As [`reserve_lasting`](Self::reserve_lasting), for what has to be within one part that the device knows: such parts
+    /// begin and end at multiples of 2 MiB from the start of the window's data.
+    pub fn reserve_block(&self, length: u64) -> Option<u64> {
+        self.reserve_in_common(length, Stages::take_last_block)
     }
 
     /// As [`reserve_lasting`](Self::reserve_lasting), if there is enough right now.

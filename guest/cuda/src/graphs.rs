@@ -117,12 +117,13 @@ unsafe fn copied(copy: *const CUDA_MEMCPY3D) -> Outcome<Copied> {
     })
 }
 
-/// Asks the worker about a node's copy, trying several places in the window.
+/// Asks the worker about a node's copy, which `may` be, trying several places in the window.
 ///
 /// # Safety
 /// As for [`copied`].
 unsafe fn placed<T>(
     copy: *const CUDA_MEMCPY3D,
+    may: impl Fn(&Copied) -> Outcome,
     ask: impl Fn(&Copied) -> Outcome<T>,
 ) -> Outcome<(T, Copied)> {
     // Places that were tried are kept until the end, so that they are not tried again.
@@ -130,6 +131,7 @@ unsafe fn placed<T>(
     loop {
         // SAFETY: the caller's promise.
         let copied = unsafe { copied(copy)? };
+        may(&copied)?;
         match ask(&copied) {
             Ok(answer) => return Ok((answer, copied)),
             Err(codes::NOT_SUPPORTED) if copied.paged.is_some() && tried.len() < PLACES => {
@@ -145,8 +147,8 @@ unsafe fn set_copy(executable: u64, changed: CUgraphNode, copy: *const CUDA_MEMC
     let executable = handles::valid(Kind::Executable, executable)?;
     let node = handles::valid(Kind::Node, changed as u64)?;
     let context = context::need()?;
+    let may = |copied: &Copied| paged::may_replace(executable, node, copied.paged.as_ref());
     let set = |copied: &Copied| {
-        paged::may_replace(executable, node, copied.paged.as_ref())?;
         link.ask(&SetCopyNode {
             context,
             executable,
@@ -157,7 +159,7 @@ unsafe fn set_copy(executable: u64, changed: CUgraphNode, copy: *const CUDA_MEMC
         })
     };
     // SAFETY: the caller's promise.
-    let ((), copied) = unsafe { placed(copy, set)? };
+    let ((), copied) = unsafe { placed(copy, may, set)? };
     paged::replace(executable, node, copied.paged);
     Ok(())
 }
@@ -174,8 +176,8 @@ entry_points! {
         let link = connected()?;
         let graph = handles::valid(Kind::Graph, hGraph as u64)?;
         let (context, after) = (context::need()?, nodes(dependencies, numDependencies)?);
-        let (added, copied) = placed(copyParams, |copied| {
-            paged::may_add(graph, copied.paged.as_ref())?;
+        let may = |copied: &Copied| paged::may_add(graph, copied.paged.as_ref());
+        let (added, copied) = placed(copyParams, may, |copied| {
             link.ask(&AddCopyNode {
                 context,
                 graph,

@@ -19,6 +19,7 @@ use crate::{
     handles,
     link::Link,
     memory::{Known, What, find},
+    paged::PLACES,
 };
 
 /// All flags that exist: `CU_MEMHOSTALLOC_PORTABLE` and the like.
@@ -29,8 +30,6 @@ const REGISTER_FLAGS: u32 = 0xf;
 const DEVICE_MAP: u32 = 2;
 /// `CU_DEVICE_CPU`
 const HOST: CUdevice = -1;
-/// The number of places to try for memory which has to be contiguous for the device.
-const PLACES: usize = 4;
 
 /// Reserves a stretch of the window that the device knows, in one part if possible. Returns its
 /// offset and its address on the device.

@@ -30,9 +30,10 @@ use crate::{
     turns::{self, Common},
 };
 
-/// The number of places in the window to try for a node's copy in addition to the first. A place that the driver knows
-/// in two parts is unsuitable, but makes the driver know what follows it as one part.
-pub const PLACES: usize = 4;
+/// The number of places in the window to try for what has to be in one part that the driver knows, in addition to the first:
+/// more than there are places where two parts meet in a window of 2 GiB. A place that the driver knows in two parts is
+/// unsuitable, but makes the driver know what follows it as one part.
+pub const PLACES: usize = 1024;
 
 /// Rows of the program's memory, which are contiguous in the window.
 #[derive(Clone, Copy, Debug)]
@@ -101,7 +102,7 @@ impl Paged {
             .checked_mul(count)
             .and_then(|bytes| bytes.checked_mul(planes));
         let length = length.ok_or(codes::INVALID_VALUE)?;
-        let offset = link.reserve_lasting(length);
+        let offset = link.reserve_block(length);
         let offset = offset.ok_or_else(|| no_place(link, length))?;
         let place = Arc::new(Place { offset, length });
         let paged = Self {

@@ -437,6 +437,54 @@ fn a_captured_copy_of_memory_that_is_not_pinned_is_one_node_of_any_size() {
 }
 
 #[test]
+fn captured_copies_find_places_beside_small_pinned_memory() {
+    let _context = context();
+    let small = 2 << 20;
+    let allocated: Vec<*mut c_void> = std::iter::repeat_with(|| {
+        let mut at = null_mut();
+        ok!(cuMemHostAlloc(&mut at, small, 0));
+        at
+    })
+    .take(48)
+    .collect();
+    // The driver goes on to know them, one by one.
+    for at in allocated {
+        ok!(cuMemFreeHost(at));
+    }
+    // What follows is not aligned.
+    let tiny = pinned();
+    let bytes = 12 << 20;
+    let (mut to, stream, from) = (0, stream(), vec![7u8; bytes]);
+    ok!(cuMemAlloc_v2(&mut to, bytes));
+    let executables = [(); 3].map(|()| {
+        let mut graph = null_mut();
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        ok!(cuStreamBeginCapture_v2(stream, mode));
+        ok!(cuMemcpyHtoDAsync_v2(
+            to,
+            from.as_ptr().cast(),
+            bytes,
+            stream
+        ));
+        ok!(cuStreamEndCapture(stream, &mut graph));
+        let executable = instance(graph);
+        ok!(cuGraphDestroy(graph));
+        executable
+    });
+    for executable in executables {
+        ok!(cuMemsetD8_v2(to, 0, bytes));
+        ok!(cuCtxSynchronize());
+        ok!(cuGraphLaunch(executable, stream));
+        ok!(cuStreamSynchronize(stream));
+        assert!(values::<u8>(to, bytes) == from);
+        ok!(cuGraphExecDestroy(executable));
+    }
+    ok!(cuMemFreeHost(tiny.cast()));
+    ok!(cuStreamDestroy_v2(stream));
+    ok!(cuMemFree_v2(to));
+}
+
+#[test]
 fn copies_of_graphs_leave_room_for_ordinary_ones_and_are_refused_beyond_that() {
     let _context = context();
     let bytes = 64 << 20;
