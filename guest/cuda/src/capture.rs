@@ -1,7 +1,7 @@
 //! Stream capture: beginning, end, and queries.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashMap,
     ptr::null,
     sync::{
         Mutex,
@@ -26,11 +26,11 @@ use crate::{
     forward::forward,
     handles,
     link::Link,
-    paged,
+    paged, turns,
 };
 
-/// The streams in which this process has begun captures that have not ended.
-static BEGUN: Mutex<Option<HashSet<u64>>> = Mutex::new(None);
+/// The streams in which this process has begun captures that have not ended, and the context of each.
+static BEGUN: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
 /// Their number.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
@@ -40,9 +40,11 @@ pub fn captures() -> bool {
 }
 
 fn begun(stream: u64) {
+    let current = context::top().unwrap_or(0);
+    let context = turns::context_of(stream, current).unwrap_or(current);
     let mut all = BEGUN.lock_unpoisoned();
     let all = all.get_or_insert_default();
-    all.insert(stream);
+    all.insert(stream, context);
     CAPTURES.store(all.len(), Ordering::Relaxed);
 }
 
@@ -52,12 +54,21 @@ fn over(stream: u64) {
     forget(stream);
     let mut all = BEGUN.lock_unpoisoned();
     let Some(all) = all.as_mut() else { return };
-    if all.remove(&stream) {
+    if all.remove(&stream).is_some() {
         CAPTURES.store(all.len(), Ordering::Relaxed);
         if all.is_empty() {
             paged::no_captures();
         }
     }
+}
+
+/// Records that a context has ended, and with it the captures of its streams.
+pub fn forget_context(context: u64) {
+    let begun = BEGUN.lock_unpoisoned();
+    let own = begun.iter().flatten().filter(|(_, of)| **of == context);
+    let own: Vec<u64> = own.map(|(stream, _)| *stream).collect();
+    drop(begun);
+    own.into_iter().for_each(over);
 }
 
 /// Whether a stream is being captured, according to the worker.

@@ -217,6 +217,7 @@ fn released(device: CUdevice, all_at_once: bool) {
         }
         *count = if all_at_once { 0 } else { *count - 1 };
         if *count == 0 {
+            capture::forget_context(*context);
             crate::memory::forget_context(*context);
         }
         *count > 0
@@ -307,6 +308,7 @@ entry_points! {
         let context = valid(ctx)?;
         turns::forget_context(context);
         forward("cuCtxDestroy_v2", &[context])?;
+        capture::forget_context(context);
         crate::memory::forget_context(context);
         forget(context);
         Ok(())

@@ -77,7 +77,10 @@ struct Ends {
 }
 
 /// The context of a stream.
-fn context_of(stream: u64, current: u64) -> Outcome<u64> {
+///
+/// # Errors
+/// The driver's.
+pub fn context_of(stream: u64, current: u64) -> Outcome<u64> {
     if stream <= PER_THREAD {
         return Ok(current);
     }

@@ -485,6 +485,25 @@ fn captured_copies_find_places_beside_small_pinned_memory() {
 }
 
 #[test]
+fn a_capture_ends_with_its_context_and_gives_the_places_of_its_copies_back() {
+    let (bytes, from) = (64 << 20, vec![7u8; 64 << 20]);
+    // More in all than there is room for in the window of 2 GiB.
+    for _ in 0..40 {
+        let _context = context();
+        let (mut to, stream) = (0, stream());
+        ok!(cuMemAlloc_v2(&mut to, bytes));
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        ok!(cuStreamBeginCapture_v2(stream, mode));
+        ok!(cuMemcpyHtoDAsync_v2(
+            to,
+            from.as_ptr().cast(),
+            bytes,
+            stream
+        ));
+    }
+}
+
+#[test]
 fn copies_of_graphs_leave_room_for_ordinary_ones_and_are_refused_beyond_that() {
     let _context = context();
     let bytes = 64 << 20;
