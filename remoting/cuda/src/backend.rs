@@ -513,7 +513,7 @@ impl Server {
             || self.window.offset_of(at as *const u8, size).is_some()
     }
 
-    /// Whether this thread may block in the driver.
+    /// Whether this thread may be held up while it waits for work.
     pub(super) fn stays(&mut self, header: Header) -> bool {
         self.may_stay(header) && !self.backend.has_pending()
     }
@@ -541,14 +541,7 @@ impl Server {
         let whole = submitted.refused == 0;
         let captured = self.is_captured(submitted.raw);
         let watched = metered.is_some() || self.limit.is_some();
-        if waits && whole && !captured && !watched && self.stays(header) {
-            let synchronized = self.synchronize_here(submitted);
-            if let Some(stage) = stage {
-                self.stage_free(stage, synchronized.is_ok());
-            }
-            let deferred = self.take_deferred(context);
-            return self.answer(header, &deferred.map_or(synchronized, Err));
-        }
+        let stays = waits && whole && !captured && !watched && self.stays(header);
         if captured {
             self.passes_in_graphs(passages);
             if let Some(stage) = stage {
@@ -606,6 +599,9 @@ impl Server {
         if waits && whole {
             let deferred = self.take_deferred(context);
             self.answer_later(header, vec![fence], true, deferred.unwrap_or(0));
+            if stays && self.stay()? && is_legacy(submitted.stream) {
+                self.backend.legacy.done(submitted.context);
+            }
             return Ok(());
         }
         self.backend.api.release(fence);

@@ -1,6 +1,6 @@
 //! Waiting for streams, events and stages.
 
-use cuda_definition::driver::types::{CUevent, CUstream};
+use cuda_definition::driver::types::CUstream;
 use remoting_proto::{
     apis::cuda::{
         Kind,
@@ -15,7 +15,6 @@ use remoting_turns::Moment;
 
 use super::{
     Server,
-    backend::{Submitted, is_legacy},
     cover::Extent,
     driver::{Api, cu, outcome},
     fences::Fence,
@@ -102,26 +101,6 @@ impl PutOff {
 }
 
 impl Server {
-    /// Waits in the driver, and signals this to a client that polls meanwhile.
-    fn wait_here(&mut self, wait: impl FnOnce(&Self) -> i32) -> Result<(), i32> {
-        let start = Moment::now();
-        self.sender.attend(true);
-        let code = wait(self);
-        self.sender.attend(false);
-        self.last_wait = Moment::now().since(start);
-        outcome(code)
-    }
-
-    /// Waits in the driver for a stream.
-    pub(super) fn synchronize_here(&mut self, submitted: Submitted) -> Result<(), i32> {
-        let stream = submitted.raw as CUstream;
-        self.wait_here(|server| cu!(server.backend.api, cuStreamSynchronize(stream)))?;
-        if is_legacy(submitted.stream) {
-            self.backend.legacy.done(submitted.context);
-        }
-        Ok(())
-    }
-
     pub(super) fn stream_synchronize(
         &mut self,
         header: Header,
@@ -161,8 +140,8 @@ impl Server {
                 Err(_) => self.answer(header, &Err::<(), i32>(codes::NOT_READY)),
             };
         }
-        if self.is_left_to_driver(context) || self.stays(header) {
-            let waited = self.wait_here(|server| cu!(server.backend.api, cuCtxSynchronize()));
+        if self.is_left_to_driver(context) {
+            let waited = self.synchronize_here();
             if waited.is_ok() {
                 self.backend.left.remove(&context);
                 self.backend.legacy.done(raw);
@@ -170,10 +149,14 @@ impl Server {
             let deferred = self.take_deferred(context);
             return self.answer(header, &deferred.map_or(waited, Err));
         }
+        let stays = self.stays(header);
         match self.all_work(context, raw) {
             Ok(fences) => {
                 let deferred = self.take_deferred(context);
                 self.answer_later(header, fences, true, deferred.unwrap_or(0));
+                if stays && self.stay()? {
+                    self.backend.legacy.done(raw);
+                }
                 Ok(())
             }
             // Memory is given up when this is answered with anything else, and work may still use it.
@@ -182,6 +165,16 @@ impl Server {
             }
             Err(code) => self.answer(header, &Err::<(), i32>(code)),
         }
+    }
+
+    /// Waits in the driver for the current context, and signals this to a client that polls meanwhile.
+    fn synchronize_here(&mut self) -> Result<(), i32> {
+        let start = Moment::now();
+        self.sender.attend(true);
+        let code = cu!(self.backend.api, cuCtxSynchronize());
+        self.sender.attend(false);
+        self.last_wait = Moment::now().since(start);
+        outcome(code)
     }
 
     /// Whether the current context has an error that has ended its work.
@@ -227,6 +220,12 @@ impl Server {
             move |object: &&Object| object.kind == Kind::Stream && object.context == context;
         let objects = self.backend.objects.iter().map(|(_, object)| object);
         objects.filter(of_context).map(|object| object.raw)
+    }
+
+    /// Whether the streams of the current context, which has this number, have no work.
+    fn is_idle(&self, context: u32) -> bool {
+        let mut streams = self.streams_of(context).chain([0]);
+        streams.all(|stream| cu!(self.backend.api, cuStreamQuery(stream as CUstream)) == 0)
     }
 
     /// Fences behind all submitted work of a context, each with a reference.
@@ -431,8 +430,8 @@ impl Server {
         None
     }
 
-    /// Defers a request in which the driver would wait for a context's work, if other threads of the client must be
-    /// served meanwhile: that work may depend on what they do next. Returns the request if it need not be deferred.
+    /// Defers a request in which the driver would wait for a context's work: that work may depend on what other threads of
+    /// the client do next, be it with their first call. Returns the request if it need not be deferred.
     pub(super) fn put_off(
         &mut self,
         header: Header,
@@ -444,12 +443,11 @@ impl Server {
             Request::Forward(call) if waits_for_work(call.function) => call.context,
             _ => return Some((header, request)),
         };
-        let alone = header.flags.has(Flags::ALONE);
-        if alone || self.backend.captures.is_any() || rounds.all >= MOST_ROUNDS {
+        if self.backend.captures.is_any() || rounds.all >= MOST_ROUNDS {
             return Some((header, request));
         }
         let fences = match self.enter(context) {
-            Ok(raw) if raw != 0 => self.all_work(context, raw),
+            Ok(raw) if raw != 0 && !self.is_idle(context) => self.all_work(context, raw),
             _ => return Some((header, request)),
         };
         // The request itself reports what is wrong.
@@ -491,18 +489,16 @@ impl Server {
             Ok(found) => found,
             Err(code) => return self.answer(header, &Err::<(), i32>(code)),
         };
-        if self.stays(header) {
-            let raw = event as CUevent;
-            let waited = self.wait_here(|server| cu!(server.backend.api, cuEventSynchronize(raw)));
-            let deferred = self.take_deferred(call.context);
-            return self.answer(header, &deferred.map_or(waited, Err));
-        }
         if context == 0 {
             return self.answer(header, &Err::<(), i32>(codes::INVALID_CONTEXT));
         }
+        let stays = self.stays(header);
         let fence = self.backend.api.event_fence(context, event);
         let deferred = self.take_deferred(call.context);
         self.answer_later(header, vec![fence], true, deferred.unwrap_or(0));
+        if stays {
+            self.stay()?;
+        }
         Ok(())
     }
 

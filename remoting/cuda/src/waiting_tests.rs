@@ -13,8 +13,8 @@ use std::{
 use remoting_proto::{
     apis::cuda::{
         calls::{
-            Allocate, ContextSynchronize, Free, FunctionTurn, HostFunction, LaunchGraph, Post,
-            Request, Source, StreamSynchronize,
+            Allocate, ContextSynchronize, EventSynchronize, Free, FunctionTurn, HostFunction,
+            LaunchGraph, Post, Request, Source, StreamSynchronize,
         },
         codes,
     },
@@ -425,6 +425,69 @@ fn functions_of_a_context_that_has_ended_are_not_expected() {
         assert_eq!(worker.server.expected, 0);
         worker.await_due(1);
         assert_eq!(worker.server.expected, 0);
+    });
+}
+
+/// What the only thread of a client that has made calls may wait for: all behind a word that another thread's first call
+/// writes.
+#[test]
+fn waits_of_an_only_thread_leave_the_ring_to_the_first_call_of_another() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        let (context, stream) = (worker.context, worker.stream);
+        let allocate = Allocate {
+            context,
+            size: 64,
+            source: Source::Device(),
+        };
+        let address = worker.server.allocate(&allocate).unwrap();
+        let event = testing::made(&mut worker.server, context, "cuEventCreate", &[2]);
+        let other = worker.other();
+        let spares_captures = false;
+        let waits = [
+            (
+                StreamSynchronize::OPCODE,
+                Request::StreamSynchronize(StreamSynchronize { context, stream }),
+            ),
+            (
+                ContextSynchronize::OPCODE,
+                Request::ContextSynchronize(ContextSynchronize {
+                    context,
+                    spares_captures,
+                }),
+            ),
+            (
+                EventSynchronize::OPCODE,
+                Request::EventSynchronize(EventSynchronize { context, event }),
+            ),
+            (
+                Free::OPCODE,
+                Request::Free(Free {
+                    context,
+                    address,
+                    stream: None,
+                }),
+            ),
+        ];
+        for (opcode, request) in waits {
+            worker.word(3).store(0, Ordering::SeqCst);
+            worker.waits_for_gate(stream, 0);
+            worker.post_forwarded("cuEventRecord", &[event.into(), stream.into()]);
+            // As if no wait had taken long.
+            worker.server.last_wait = Duration::ZERO;
+            worker.sequence += 1;
+            let mut header = testing::posted(opcode);
+            header.flags = Flags::ANSWER.with(Flags::ALONE);
+            header.sequence = worker.sequence;
+            worker.server.serve(header, request).unwrap();
+            assert_eq!(worker.answered(), None);
+            let gate = worker.gate();
+            worker.post_forwarded("cuStreamWriteValue32_v2", &[other.into(), gate, 1, 0]);
+            // The stand-in frees memory when the work of all contexts is done, those of other tests included.
+            if opcode != Free::OPCODE {
+                worker.await_answer(header.sequence);
+            }
+        }
     });
 }
 

@@ -391,9 +391,10 @@ impl<B: Backend> Session<B> {
         Ok(true)
     }
 
-    /// Whether this thread may be held up until commands have completed: if the client has one
-    /// thread, and that one waits; if nothing that commands wait for is up to the client; and if
-    /// nobody else is to be told of anything meanwhile.
+    /// Whether this thread may be held up by a wait for commands: if only one thread of the client
+    /// has made calls, and that one waits; if nothing that commands wait for is up to the client; and
+    /// if nobody else is to be told of anything meanwhile. The commands may still wait for what
+    /// another thread sends with its first call.
     pub fn may_stay(&self, header: Header) -> bool {
         header.flags.has(Flags::ANSWER)
             && header.flags.has(Flags::ALONE)
@@ -446,7 +447,20 @@ impl<B: Backend> Session<B> {
         });
     }
 
-    /// The same of a call of a session that was saved.
+    /// Waits with this thread for what the client waits for, no longer than it
+    /// [may be held up](Self::may_stay): whatever is not over by then is looked at between calls.
+    /// Whether all has been answered.
+    pub fn stay(&mut self) -> Result<bool, Gone> {
+        let mut spin = Spin::new(self.patience);
+        self.sender.attend(true);
+        while !self.waits.is_empty() && !self.board.any() && spin.again() {
+            self.poll_waits()?;
+        }
+        self.sender.attend(false);
+        Ok(self.waits.is_empty())
+    }
+
+    /// Takes up the wait of a call of a session that was saved.
     pub(crate) fn take_up_wait(
         &mut self,
         sequence: u64,
