@@ -2,9 +2,13 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::BTreeMap,
     ffi::{c_int, c_uint, c_ulonglong},
     mem::ManuallyDrop,
-    sync::Mutex,
+    sync::{
+        Mutex,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use base::Unpoisoned;
@@ -13,7 +17,7 @@ use remoting_proto::apis::cuda::{Kind, calls::ContextSynchronize, codes};
 
 use crate::{
     capture,
-    entry::{Outcome, connected, entry_points, put},
+    entry::{self, Outcome, connected, entry_points, put},
     forward::forward,
     handles,
     link::Link,
@@ -31,8 +35,85 @@ thread_local! {
     static STACK: Lasting<u64> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
     /// Whether the null stream means the thread's own stream.
     static IS_PER_THREAD: Cell<bool> = const { Cell::new(false) };
-    /// This thread's own streams, by context: their numbers.
-    static STREAMS: Lasting<(u64, u32)> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    /// This thread's own streams.
+    static STREAMS: Lasting<OwnStream> = const { RefCell::new(ManuallyDrop::new(Vec::new())) };
+    /// Gives these back when the thread ends.
+    static LEAVING: Leaving = const { Leaving };
+}
+
+/// A thread's own stream in a context.
+#[derive(Clone, Copy, Debug)]
+struct OwnStream {
+    /// The context's handle.
+    context: u64,
+    number: u32,
+    /// How many contexts had ended when it was last known to exist.
+    ended: u64,
+}
+
+/// Streams of threads that have ended.
+static LEFT: Mutex<Vec<OwnStream>> = Mutex::new(Vec::new());
+/// The contexts that have ended, by handle, each with how many had ended with its last end.
+static ENDS: Mutex<BTreeMap<u64, u64>> = Mutex::new(BTreeMap::new());
+/// How many contexts have ended.
+static ENDED: AtomicU64 = AtomicU64::new(0);
+
+struct Leaving;
+
+impl Drop for Leaving {
+    fn drop(&mut self) {
+        // In a child, another thread of its parent may have held the lock.
+        if !entry::is_forked() {
+            let own = STREAMS.with_borrow_mut(|all| std::mem::take(&mut **all));
+            LEFT.lock_unpoisoned().extend(own);
+        }
+    }
+}
+
+impl OwnStream {
+    /// Whether it exists still: it ends with its context.
+    fn exists(&mut self) -> bool {
+        let ended = ENDED.load(Ordering::Acquire);
+        if self.ended == ended {
+            return true;
+        }
+        let ends = ENDS.lock_unpoisoned();
+        let exists = ends.get(&self.context).is_none_or(|end| *end <= self.ended);
+        drop(ends);
+        self.ended = ended;
+        exists
+    }
+
+    /// Takes one of a context from a thread that has ended. It has no work, so that nothing of the other thread's is
+    /// waited for.
+    fn left(context: u64) -> Option<Self> {
+        let mut busy = Vec::new();
+        let found = loop {
+            let mut left = LEFT.lock_unpoisoned();
+            left.retain_mut(OwnStream::exists);
+            let place = left.iter().position(|one| one.context == context);
+            let Some(one) = place.map(|place| left.swap_remove(place)) else {
+                break None;
+            };
+            drop(left);
+            let handle = handles::handle(Kind::Stream, one.number);
+            // SAFETY: no pointers.
+            match unsafe { forward("cuStreamQuery", &[handle]) } {
+                Ok(()) => break Some(one),
+                Err(_) => busy.push(one),
+            }
+        };
+        LEFT.lock_unpoisoned().extend(busy);
+        found
+    }
+}
+
+/// Records that a context is about to end, and with it the threads' own streams.
+fn streams_end(context: u64) {
+    let mut ends = ENDS.lock_unpoisoned();
+    let ended = ENDED.load(Ordering::Acquire) + 1;
+    ends.insert(context, ended);
+    ENDED.store(ended, Ordering::Release);
 }
 
 /// The devices of contexts, by handle.
@@ -54,21 +135,36 @@ pub fn is_per_thread() -> bool {
 /// The number of this thread's own stream in the current context. The stream is created on first use.
 pub fn own_stream() -> Option<u32> {
     let context = top()?;
-    if let Some(stream) =
-        STREAMS.with_borrow(|all| all.iter().find(|one| one.0 == context).map(|one| one.1))
-    {
-        return Some(stream);
+    let known = STREAMS.with_borrow_mut(|all| {
+        let place = all.iter().position(|one| one.context == context)?;
+        if all[place].exists() {
+            return Some(all[place].number);
+        }
+        all.swap_remove(place);
+        None
+    });
+    if known.is_some() {
+        return known;
     }
     let before = IS_PER_THREAD.replace(false);
-    let mut stream = 0u64;
-    // SAFETY: the pointer is to a local.
-    let made = unsafe { forward("cuStreamCreate", &[&raw mut stream as u64, 0]) };
-    let number = made.ok().map(|()| handles::number(Kind::Stream, stream));
+    let own = OwnStream::left(context).or_else(|| {
+        let ended = ENDED.load(Ordering::Acquire);
+        let mut stream = 0u64;
+        // SAFETY: the pointer is to a local.
+        unsafe { forward("cuStreamCreate", &[&raw mut stream as u64, 0]) }.ok()?;
+        Some(OwnStream {
+            context,
+            number: handles::number(Kind::Stream, stream),
+            ended,
+        })
+    });
     IS_PER_THREAD.set(before);
-    if let Some(number) = number {
-        STREAMS.with_borrow_mut(|all| all.push((context, number)));
+    if let Some(own) = own {
+        STREAMS.with_borrow_mut(|all| all.push(own));
+        // While the thread ends, nobody gives it back any more.
+        let _ = LEAVING.try_with(|_| {});
     }
-    number
+    own.map(|own| own.number)
 }
 
 /// The current context's handle.
@@ -236,6 +332,7 @@ fn release(symbol: &str, device: CUdevice, all_at_once: bool) -> Outcome {
         .map(|(.., context)| *context);
     if let Some(context) = ended {
         turns::forget_context(context);
+        streams_end(context);
         handles::forget(context);
     }
     // SAFETY: no pointers.
@@ -308,6 +405,7 @@ entry_points! {
         let context = valid(ctx)?;
         turns::forget_context(context);
         forward("cuCtxDestroy_v2", &[context])?;
+        streams_end(context);
         capture::forget_context(context);
         crate::memory::forget_context(context);
         forget(context);

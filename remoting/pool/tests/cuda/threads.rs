@@ -1,6 +1,7 @@
 //! Several threads of a program, of which one waits for work that goes on with what another does.
 
 use std::{
+    collections::HashSet,
     ffi::c_void,
     ptr::null_mut,
     sync::{
@@ -228,4 +229,25 @@ fn memory_is_known_that_has_the_address_of_what_another_thread_has_just_freed() 
             });
         }
     });
+}
+
+#[test]
+fn threads_that_end_leave_their_own_streams_to_others() {
+    let own = context();
+    let current = own.handle() as u64;
+    let memory = device(&[0u32]);
+    let mut streams = HashSet::new();
+    for value in 0..300 {
+        let ended = thread::spawn(move || {
+            let (stream, mut id) = (2 as CUstream, 0);
+            ok!(cuCtxSetCurrent(current as CUcontext));
+            ok!(cuMemsetD32Async(memory, value, 1, stream));
+            ok!(cuStreamSynchronize(stream));
+            assert_eq!(crate::driver::values::<u32>(memory, 1), [value]);
+            ok!(cuStreamGetId(stream, &mut id));
+            id
+        });
+        streams.insert(ended.join().unwrap());
+    }
+    assert!(streams.len() < 10, "{}", streams.len());
 }
