@@ -96,15 +96,6 @@ impl Count {
         }
     }
 
-    /// Prints the closing line of a run that has nothing to run.
-    ///
-    /// # Errors
-    /// None.
-    pub fn nothing(self) -> Result<()> {
-        self.closing_line();
-        Ok(())
-    }
-
     fn closing_line(&self) {
         println!(
             "{} passed, {} failed, {} skipped",

@@ -8,8 +8,9 @@
 //!   crates.
 //! - [`release`]: builds what users install; [`package`]: packages of it.
 //!
-//! What they run is in `tests/`: `tests/host` has the scenarios that need no rig, `tests/bench` the benchmarks, and
-//! `tests/build` builds the programs of both. `xtask/cuda` generates the definition of the CUDA API.
+//! What they run is in `tests/`: `tests/host` has the scenarios that need no rig, `tests/product` those with stock
+//! software from source, `tests/bench` the benchmarks, and `tests/build` builds their programs. `xtask/cuda` generates the
+//! definition of the CUDA API.
 
 mod again;
 mod built;
@@ -48,6 +49,8 @@ enum Command {
     CudaKernels(cuda::kernels::Options),
     /// Measure boot, memory, snapshots and the cost of an exit, and print a table.
     Bench(Box<bench::Options>),
+    /// Build firmware that boots UEFI images (edk2), and a disk that boots with it.
+    Firmware(gantry_product_tests::firmware::Options),
     /// Try at random what guests, clients and files may do.
     Fuzz(fuzz::Options),
     /// Build the host's programs, and what makes their backtraces readable in files beside them.
@@ -77,6 +80,7 @@ fn run(command: &Command) -> anyhow::Result<()> {
         Command::CudaDefinition(options) => cuda::run(options),
         Command::Demo(options) => demo::run(options),
         Command::Bench(options) => bench::run(options),
+        Command::Firmware(options) => gantry_product_tests::firmware::run(options),
         Command::Fuzz(options) => fuzz::run(options),
         Command::Package(options) => package::run(options),
         Command::Release(options) => release::run(options),

@@ -52,7 +52,7 @@ pub struct Options {
     /// Every test, with gantry as it is shipped. Without it: formatting, lints, unit tests and short scenarios.
     #[arg(long, conflicts_with_all = ["words", "changed"])]
     all: bool,
-    /// What is built and tested only before a release. There is nothing yet.
+    /// What is built and tested only before a release: stock firmware and a stock image.
     #[arg(long, conflicts_with_all = ["words", "all", "changed", "no_rig"])]
     product: bool,
     /// Leave out the nested scenarios.
@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     let mut count = Count::default();
     if options.product {
-        return count.nothing();
+        return product(count);
     }
     let selection = options.changed.as_deref().map(changed::since).transpose()?;
     // No words select all scenarios.
@@ -155,9 +155,34 @@ pub fn run(options: &Options) -> Result<()> {
             gate_and_scenarios(&selected, built, second)
         });
     }
+    if is_whole {
+        warn_of_outdated();
+    }
     // Also after an early end: the summary names what has failed until then.
     let all_passed = count.summary(&options.words);
     ran.and(all_passed)
+}
+
+/// Runs what is tested only before a release: it needs other systems' sources, and minutes where they are emulated.
+fn product(mut count: Count) -> Result<()> {
+    count.begin("stock software");
+    for scenario in gantry_product_tests::ALL {
+        let start = Instant::now();
+        let outcome = Outcome::of(scenario.run());
+        count.add(scenario.name, &outcome, Some(start.elapsed().as_secs_f64()));
+    }
+    count.summary(&[])
+}
+
+/// Names the records of such tests that do not hold any more.
+fn warn_of_outdated() {
+    for scenario in gantry_product_tests::ALL {
+        match scenario.outdated() {
+            Ok(None) => {}
+            Ok(Some(why)) => println!("warning: {why}: run cargo xtask test --product"),
+            Err(error) => println!("warning: {error:#}"),
+        }
+    }
 }
 
 /// The scenarios of a run.

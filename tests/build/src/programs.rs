@@ -99,6 +99,17 @@ pub fn folder() -> Result<PathBuf> {
     fs::canonicalize(&folder).with_context(|| format!("cannot find {}", folder.display()))
 }
 
+/// Builds some packages alone, for a run that needs no others. Returns their folder.
+pub fn only(names: &[&str]) -> Result<PathBuf> {
+    let profile = chosen().profile();
+    let step = Step::new(format!("building {} ({profile})", names.join(", ")));
+    let mut build = cargo();
+    build.args(["build", "--profile", profile, "--quiet"]);
+    packages::run(build.args(names.iter().flat_map(|name| ["--package", name])))?;
+    step.finish();
+    Ok(target().join(profile))
+}
+
 /// Builds gantry.
 pub fn gantry() -> Result<PathBuf> {
     if chosen() != Build::ScenarioOfShipped {
