@@ -14,6 +14,12 @@ use base::{
 use vmfunc_gate::{host::DEVICE, port::Lack};
 use vmm_confinement::landlock;
 
+/// Where firmware for this machine may be installed.
+const FIRMWARE: [&str; 2] = [
+    "/usr/share/cloud-hypervisor/CLOUDHV.fd",
+    "/usr/lib/gantry/CLOUDHV.fd",
+];
+
 /// Outcome of a check.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Verdict {
@@ -105,6 +111,7 @@ impl Host {
     pub fn examine(&self) -> Vec<Finding> {
         let mut findings = vec![
             self.kvm(),
+            self.firmware(),
             self.tap(),
             self.hugepages(),
             self.iommu(),
@@ -159,6 +166,24 @@ impl Host {
             || has_module("kvm_amd")
             || flags.peek().is_none()
             || flags.any(|flag| flag == "vmx" || flag == "svm")
+    }
+
+    /// Firmware for images that boot by UEFI.
+    fn firmware(&self) -> Finding {
+        let subject = "firmware";
+        let mut files = FIRMWARE.iter().filter(|file| self.path(file).is_file());
+        match files.next() {
+            Some(file) => {
+                let state = format!("{file} boots UEFI images (--firmware)");
+                finding(subject, Verdict::Ready, state, "")
+            }
+            None => {
+                let state = format!("none of {} is there", FIRMWARE.join(" and "));
+                let cure = "only for images that boot by UEFI: build edk2's CloudHv target \
+                            (docs/user/cloud-images.md), or boot their kernels (--kernel)";
+                finding(subject, Verdict::Optional, state, cure)
+            }
+        }
     }
 
     fn tap(&self) -> Finding {
@@ -614,6 +639,16 @@ mod tests {
             assert_eq!((kvm.verdict, kvm.state.as_str()), (Verdict::Ready, state));
             assert_eq!(kvm.cure.is_empty(), state == usual);
         }
+    }
+
+    #[test]
+    fn firmware_is_named_where_it_is() {
+        let (_dir, bare) = host(&[]);
+        assert_eq!(bare.firmware().verdict, Verdict::Optional);
+        let (_dir, able) = host(&[("usr/lib/gantry/CLOUDHV.fd", "")]);
+        let finding = able.firmware();
+        assert_eq!(finding.verdict, Verdict::Ready);
+        assert!(finding.state.contains(FIRMWARE[1]), "{}", finding.state);
     }
 
     #[test]
