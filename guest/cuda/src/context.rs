@@ -64,7 +64,8 @@ impl Drop for Leaving {
     fn drop(&mut self) {
         // In a child, another thread of its parent may have held the lock.
         if !entry::is_forked() {
-            let own = STREAMS.with_borrow_mut(|all| std::mem::take(&mut **all));
+            // The thread may still make calls, in the order of the same streams.
+            let own = STREAMS.with_borrow(|all| all.to_vec());
             LEFT.lock_unpoisoned().extend(own);
         }
     }
@@ -87,6 +88,10 @@ impl OwnStream {
     /// Takes one of a context from a thread that has ended. It has no work, so that nothing of the other thread's is
     /// waited for.
     fn left(context: u64) -> Option<Self> {
+        // A query would invalidate the capture that a stream takes part in.
+        if capture::captures() {
+            return None;
+        }
         let mut busy = Vec::new();
         let found = loop {
             let mut left = LEFT.lock_unpoisoned();
@@ -108,12 +113,22 @@ impl OwnStream {
     }
 }
 
-/// Records that a context is about to end, and with it the threads' own streams.
-fn streams_end(context: u64) {
+/// Records that a context is about to end, and with it the threads' own streams. Returns what was known of its last end.
+fn streams_end(context: u64) -> Option<u64> {
     let mut ends = ENDS.lock_unpoisoned();
     let ended = ENDED.load(Ordering::Acquire) + 1;
-    ends.insert(context, ended);
+    let before = ends.insert(context, ended);
     ENDED.store(ended, Ordering::Release);
+    before
+}
+
+/// Records that a context has not ended after all.
+fn streams_stay(context: u64, before: Option<u64>) {
+    let mut ends = ENDS.lock_unpoisoned();
+    match before {
+        Some(before) => ends.insert(context, before),
+        None => ends.remove(&context),
+    };
 }
 
 /// The devices of contexts, by handle.
@@ -330,16 +345,20 @@ fn release(symbol: &str, device: CUdevice, all_at_once: bool) -> Outcome {
         .iter()
         .find(ends)
         .map(|(.., context)| *context);
+    let mut before = None;
     if let Some(context) = ended {
         turns::forget_context(context);
-        streams_end(context);
+        before = streams_end(context);
         handles::forget(context);
     }
     // SAFETY: no pointers.
     let asked = unsafe { forward(symbol, &[device.cast_unsigned().into()]) };
     match (ended, asked) {
         (_, Ok(())) => released(device, all_at_once),
-        (Some(context), Err(_)) => handles::revive(context),
+        (Some(context), Err(_)) => {
+            handles::revive(context);
+            streams_stay(context, before);
+        }
         (None, Err(_)) => {}
     }
     asked
@@ -404,8 +423,9 @@ entry_points! {
         connected()?;
         let context = valid(ctx)?;
         turns::forget_context(context);
-        forward("cuCtxDestroy_v2", &[context])?;
-        streams_end(context);
+        // Before the call: another thread may then be given the same number.
+        let before = streams_end(context);
+        forward("cuCtxDestroy_v2", &[context]).inspect_err(|_| streams_stay(context, before))?;
         capture::forget_context(context);
         crate::memory::forget_context(context);
         forget(context);

@@ -251,3 +251,39 @@ fn threads_that_end_leave_their_own_streams_to_others() {
     }
     assert!(streams.len() < 10, "{}", streams.len());
 }
+
+/// Reads memory when its thread ends.
+struct Late(CUdeviceptr, mpsc::Sender<u32>);
+
+impl Drop for Late {
+    fn drop(&mut self) {
+        let (stream, mut seen) = (2 as CUstream, 0u32);
+        let to = (&raw mut seen).cast();
+        ok!(cuMemcpyDtoHAsync_v2(to, self.0, 4, stream));
+        ok!(cuStreamSynchronize(stream));
+        let _ = self.1.send(seen);
+    }
+}
+
+unsafe extern "C" fn pause(_: *mut c_void) {
+    thread::sleep(Duration::from_millis(200));
+}
+
+#[test]
+fn a_thread_that_ends_goes_on_in_its_own_stream() {
+    thread_local!(static LATE: std::cell::RefCell<Option<Late>> = const { std::cell::RefCell::new(None) });
+    let own = context();
+    let current = own.handle() as u64;
+    let memory = device(&[0u32]);
+    let (sender, seen) = mpsc::channel();
+    let ended = thread::spawn(move || {
+        // Dropped after what the library keeps for the thread.
+        LATE.set(Some(Late(memory, sender)));
+        let stream = 2 as CUstream;
+        ok!(cuCtxSetCurrent(current as CUcontext));
+        ok!(cuLaunchHostFunc(stream, Some(pause), null_mut()));
+        ok!(cuMemsetD32Async(memory, 9, 1, stream));
+    });
+    ended.join().unwrap();
+    assert_eq!(seen.recv().unwrap(), 9);
+}
