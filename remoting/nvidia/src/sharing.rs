@@ -169,12 +169,17 @@ impl Gated {
     }
 }
 
+/// Whether objects of this class run kernels.
+fn runs_kernels(class: u32) -> bool {
+    class & 0xff == COMPUTE && class >= FIRST_ENGINE
+}
+
 impl Gated {
     /// Whether a program may make an object of this class below this one: engines that run kernels only where they can be
     /// stopped, and no more than can be looked after of what contexts consist of.
     pub fn may_make(self, client: u32, parent: u32, class: u32) -> Result<(), u32> {
-        if class & 0xff == COMPUTE && class >= FIRST_ENGINE && !self.0.runs_kernels(client, parent)
-        {
+        let controlled = self.0.controlled_by(client, parent);
+        if runs_kernels(class) && controlled.is_none() {
             return Err(status::INVALID_ARGUMENT);
         }
         match self.0.has_room(client, class) {
@@ -185,8 +190,7 @@ impl Gated {
 
     /// The part of the GPU and the group for which is said how kernels are interrupted, if an object of this class runs some.
     pub fn interrupted_by(self, client: u32, channel: u32, class: u32) -> Option<(u32, u32)> {
-        let runs = class & 0xff == COMPUTE && class >= FIRST_ENGINE;
-        runs.then(|| self.0.controlled_by(client, channel))?
+        runs_kernels(class).then(|| self.0.controlled_by(client, channel))?
     }
 
     /// Whether a program may free an object: not that by which its contexts are stopped.

@@ -481,12 +481,6 @@ impl<K: Kernel> Gate<K> {
         Kind::of(class, |_| 0).is_none_or(has_room)
     }
 
-    /// Whether a channel is one of a group that runs kernels, and is stopped with it.
-    pub fn runs_kernels(&self, client: u32, channel: u32) -> bool {
-        let state = self.state.lock_unpoisoned();
-        state.notes.context_of_channel(client, channel).is_some()
-    }
-
     /// The part of the GPU that controls a channel which runs kernels, and the channel's group.
     pub fn controlled_by(&self, client: u32, channel: u32) -> Option<(u32, u32)> {
         let state = self.state.lock_unpoisoned();

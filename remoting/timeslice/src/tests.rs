@@ -359,7 +359,8 @@ fn whatever_an_untrusted_program_frees_may_lie_below_what_is_stopped() {
     drop(stopped);
     freed.join().unwrap();
     assert!(gate.is_needed(CLIENT, SUBDEVICE) && !gate.is_needed(CLIENT, SPACE));
-    assert!(gate.runs_kernels(CLIENT, 11) && !gate.runs_kernels(CLIENT, 21));
+    let controlled = |channel| gate.controlled_by(CLIENT, channel).is_some();
+    assert!(controlled(11) && !controlled(21));
     assert!(gate.is_group(CLIENT, 20) && !gate.is_group(CLIENT, 11));
     free(gate, DEVICE);
     assert!(!gate.is_needed(CLIENT, SUBDEVICE));

@@ -54,6 +54,11 @@ fn wait_for_sight(arbiter: &Fake, sight: u32) {
 fn program(served: &Served) -> Owner {
     let owner = Owner::new(served);
     assert_eq!(owner.allocate(GPU, 0x5c00_0004, 0x2080, 4), 0);
+    make_channels(&owner);
+    owner
+}
+
+fn make_channels(owner: &Owner) {
     assert_eq!(owner.allocate(GPU, SPACE, 0x90f1, 56), 0);
     for (group, engine) in [(GROUP, 1), (COPIES, 9)] {
         let header = [
@@ -69,7 +74,6 @@ fn program(served: &Served) -> Owner {
         assert_eq!(word(&answer, 40), 0);
         assert_eq!(owner.allocate(group, group + 1, 0xc86f, 368), 0);
     }
-    owner
 }
 
 /// Sets the slice of a group, as a program's driver library does; answers the status, and the slice in the answer.
@@ -166,6 +170,10 @@ fn no_program_runs_kernels_where_they_cannot_be_stopped_or_interrupted() {
         let scheduled = served.device.0.lock().expect("it works").scheduled.clone();
         let is_set = scheduled.contains(&Scheduled::Preemption(Some(2)));
         assert_eq!(is_set, !allowed);
+        // Engines of a client that has not made what its channels are controlled by.
+        let uncontrolled = Owner::new(served);
+        make_channels(&uncontrolled);
+        is_allowed(uncontrolled.allocate(GROUP + 1, GROUP + 2, 0xcbc0, 16));
         // The same group in another client.
         let root = owner.call(owner.control, ALLOCATE, &words(48, &[(12, 0x41)]));
         let duplicate = [
