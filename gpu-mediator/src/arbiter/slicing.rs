@@ -27,6 +27,10 @@ const SPARE: Duration = Duration::from_millis(60);
 /// Of a worker that sees nothing but the record, what exceeds that is charged later, up to so much: it may have read the
 /// record late.
 const LATE: Duration = Duration::from_secs(1);
+/// For how long reports are read as often after several clients have had work: most are back soon.
+const GAP: Duration = Duration::from_millis(40);
+/// Reading them takes at most one in this many parts of the time.
+const READING: u32 = 10;
 /// How often reports are read while no two clients have work at the same time.
 const IDLE_PERIOD: Duration = Duration::from_millis(20);
 /// How often if nobody has had work for [`QUIET_AFTER`] reviews.
@@ -75,6 +79,8 @@ pub(super) struct Slicing {
     reviewed: Moment,
     /// Number of reviews since somebody had work.
     quiet: u32,
+    /// When several clients had work last.
+    several: Option<Moment>,
     /// Since when all workers could set their slices, while turns are taken.
     could: Option<Moment>,
     /// When the log last said how the device is shared.
@@ -291,13 +297,20 @@ impl Arbiter {
         // An idle client is to be stopped as soon as others have work.
         let mut idle = self.vms.values().filter(|vm| vm.workers > 0);
         let idle = idle.any(|vm| vm.terms.class == Class::Idle);
+        if most > 1 {
+            self.slicing.several = Some(now);
+        }
+        let several = self.slicing.several;
+        let several = several.is_some_and(|last| now.since(last) < GAP);
         let pause = match most {
-            2.. => PERIOD,
+            _ if several => PERIOD,
             1 if idle => PERIOD,
             _ if self.slicing.quiet < QUIET_AFTER => IDLE_PERIOD,
             _ => QUIET_PERIOD,
         };
         let others = self.members.len() > 1;
+        // With very many workers, a review takes its time.
+        let pause = pause.max(Moment::now().since(now) * READING);
         self.slicing.next = others.then(|| now + pause);
     }
 

@@ -639,6 +639,26 @@ fn all_share_by_slices_as_long_as_all_can() {
 }
 
 #[test]
+fn reports_are_read_as_often_while_one_of_two_is_away_for_a_moment() {
+    let mut arranged = arrange_slices("gap", &[1, 1]);
+    let begin = Moment::now() + SECOND;
+    report(&arranged, &[0.5, 0.5], begin);
+    let mut pause = |millis| {
+        let now = begin + Duration::from_millis(millis);
+        arranged.arbiter.share_by_slices(now);
+        let pause = arranged.arbiter.slicing.next().unwrap().since(now);
+        // The second one has no work from then on.
+        let account = arranged.arbiter.members[&2].worker.account();
+        let until = begin + Duration::from_millis(4);
+        account
+            .present_until
+            .store(until.nanos(), Ordering::Relaxed);
+        pause.as_millis()
+    };
+    assert_eq!([4, 6, 40, 80].map(&mut pause), [1, 1, 1, 20]);
+}
+
+#[test]
 fn who_comes_and_goes_without_slices_makes_nobody_forget_debts() {
     let mut arranged = arrange_slices("toggles", &[1, 3]);
     let mut now = Moment::now();

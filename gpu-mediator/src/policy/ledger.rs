@@ -68,8 +68,8 @@ const LUMP: f64 = 100.0;
 const STOPPING: u32 = 20;
 /// The longest report of the time for a stop that counts.
 const LONGEST_SWITCH: Duration = Duration::from_millis(10);
-/// Use is settled once in so many reviews, and slices are corrected after so many settlements.
-const SETTLEMENT: u32 = 20;
+/// Use is settled after so long, and slices are corrected after so many settlements.
+const SETTLEMENT: Duration = Duration::from_millis(20);
 const CORRECTION: u32 = 2;
 /// The shortest and longest slice, in milliseconds.
 const LEAST: f64 = LEAST_SLICE.as_micros() as f64 / 1e3;
@@ -248,8 +248,8 @@ pub struct Ledger {
     busy: f64,
     /// By how much less than that time was charged than reported as used, within [`GRANULARITY`].
     unsettled: f64,
-    /// Reviews since the last settlement, and settlements since the last correction.
-    reviews: u32,
+    /// When use was settled last, and settlements since the last correction.
+    settled: Moment,
     settlements: u32,
     /// Until when nobody is stopped.
     unstopped: Moment,
@@ -268,7 +268,7 @@ impl Ledger {
             reviewed: now,
             busy: 0.0,
             unsettled: 0.0,
-            reviews: 0,
+            settled: now,
             settlements: 0,
             unstopped: now,
             worked: None,
@@ -478,10 +478,9 @@ impl Ledger {
                 owed.push(*id);
             }
         }
-        self.reviews += 1;
-        let settled = self.reviews >= SETTLEMENT;
+        let settled = now.since(self.settled) + PERIOD / 2 >= SETTLEMENT;
         if settled {
-            self.reviews = 0;
+            self.settled = now;
             self.settle();
         }
         let mut commands = Vec::new();
@@ -768,6 +767,8 @@ mod tests {
 
     const ONE: ClientId = ClientId(1);
     const OTHER: ClientId = ClientId(2);
+    /// Reviews of a settlement.
+    const REVIEWS: u32 = 20;
 
     /// A ledger with two clients of these weights, at its start.
     fn two(weights: [u32; 2]) -> Ledger {
@@ -849,7 +850,7 @@ mod tests {
     #[test]
     fn slices_follow_the_ratio_of_due_and_use() {
         let mut ledger = two([1, 3]);
-        let commands = reviews(&mut ledger, [uses(0.5); 2], SETTLEMENT * CORRECTION);
+        let commands = reviews(&mut ledger, [uses(0.5); 2], REVIEWS * CORRECTION);
         let slices = [ONE, OTHER].map(|id| slice(&ledger, id));
         assert!(slices[0] < 1.6 && slices[1] > 2.4, "{slices:?}");
         assert!((slices[0] + slices[1] - 2.0 * CYCLE).abs() < 0.01);
@@ -957,6 +958,27 @@ mod tests {
         ledger.accounts.get_mut(&ONE).unwrap().credit = 0.0;
         reviews(&mut ledger, away, 400);
         assert!(ledger.accounts[&ONE].credit.abs() < 0.01);
+    }
+
+    #[test]
+    fn rare_reviews_settle_as_often_as_time_says() {
+        let mut ledger = two([1, 1]);
+        let report = |part: f64| Report {
+            present: PERIOD * 20,
+            used: (PERIOD * 20).mul_f64(part),
+            completed: true,
+            ..Report::default()
+        };
+        // One is alone, with pauses, and reviews are far apart.
+        for _ in 0..19 {
+            ledger.report(ONE, report(0.5));
+            ledger.review(ledger.reviewed + PERIOD * 20);
+        }
+        ledger.report(ONE, report(0.5));
+        ledger.report(OTHER, report(0.5));
+        ledger.review(ledger.reviewed + PERIOD * 20);
+        let credit = ledger.accounts[&ONE].credit;
+        assert!(credit.abs() < 1.0, "{credit}");
     }
 
     #[test]
@@ -1098,9 +1120,9 @@ mod tests {
             long: true,
             ..Report::default()
         };
-        reviews(&mut ledger, [uses(0.3), endless], SETTLEMENT);
+        reviews(&mut ledger, [uses(0.3), endless], REVIEWS);
         let before = charged(&ledger);
-        reviews(&mut ledger, [uses(0.3), endless], SETTLEMENT);
+        reviews(&mut ledger, [uses(0.3), endless], REVIEWS);
         let after = charged(&ledger);
         let switching = 20.0 * SWITCHING / 2.0;
         let expected = [6.0 + switching, 14.0 - switching];
