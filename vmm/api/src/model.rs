@@ -102,7 +102,7 @@ pub struct VmInfo {
 pub enum Operation {
     /// A snapshot is being written.
     Snapshot,
-    /// Images of the disks of a VM that is being booted are opened.
+    /// Files of a VM that is being booted are opened and read.
     Boot,
     /// Memory of a VM that is being restored is read.
     Restore,

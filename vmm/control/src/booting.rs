@@ -1,19 +1,35 @@
-//! What needs images of disks that are not open: boots, resets, and disks that are plugged in. Separate threads open them,
-//! because that takes as long as the storage likes. Meanwhile the control thread serves requests. Those that need a VM
-//! that is being booted wait for it.
+//! What needs files that are not open: boots, resets, and disks that are plugged in. Separate threads open them, because that
+//! takes as long as the storage likes. Meanwhile the control thread serves requests. Those that need a VM that is being
+//! booted wait for it.
+//!
+//! ```text
+//!   control thread                     thread
+//!                               ──>    images of the VM's disks are opened
+//!                               ──>    the machine is made: its kernel is read, its other files are opened
+//!   it runs                     <──
+//! ```
 
-use std::{any::Any, mem, sync::Arc, time::Duration};
+use std::{
+    any::Any,
+    mem,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use base::Cancel;
 use devices::thread::ThreadRole;
 use vmm_api::{ApiError, InProgress, Operation, Reply, Request, Response};
 use vmm_config::{Device, DiskConfig};
-use vmm_machine::{devices::DeviceKind, images::Images};
+use vmm_machine::{
+    Machine, consoles, devices::DeviceKind, error::MachineError, host::Host, images::Images,
+};
 
 use super::{
     Advance, Control, ExitReason,
-    life::Life,
+    life::{Life, RunState},
     migration::{Job, host_error},
+    queue::{Made, Place},
     requests::{check_files, failed},
     restore::{Awaited, Begun},
 };
@@ -26,19 +42,23 @@ const SOON: Duration = Duration::from_millis(50);
 
 /// A VM that is being booted.
 pub(super) struct Booting {
-    /// Number of the boot.
+    /// Number of the boot's stage.
     pub(super) number: u64,
-    opening: Opening,
+    cancel: Cancel,
+    stage: Stage,
+    /// Images of its disks.
+    images: Arc<Images>,
     booter: Booter,
     /// Requests that need the VM.
     waiting: Vec<(Request, Reply)>,
 }
 
-/// Images that a thread opens.
-struct Opening {
-    number: u64,
-    images: Arc<Images>,
-    are_open: Awaited<()>,
+/// What a boot waits for.
+enum Stage {
+    /// Images of disks.
+    Images(Awaited<()>),
+    /// All else that a machine consists of.
+    Machine(Awaited<Made>),
 }
 
 /// Who has asked for a boot.
@@ -56,17 +76,24 @@ pub(super) type Adding = (Request, Reply, Arc<Images>);
 
 impl Booting {
     /// The activity, as the beginning of a sentence.
-    pub(super) fn what() -> &'static str {
-        "the VM is being booted, and waits for images of its disks"
+    pub(super) fn what(&self) -> String {
+        format!("the VM is being booted, and waits for {}", self.waits_for())
+    }
+
+    fn waits_for(&self) -> &'static str {
+        match self.stage {
+            Stage::Images(_) => WAITS_FOR,
+            Stage::Machine(_) => "its kernel and other files",
+        }
     }
 
     /// What `vm.info` says about it.
-    pub(super) fn progress() -> InProgress {
+    pub(super) fn progress(&self) -> InProgress {
         InProgress {
             operation: Operation::Boot,
             done_bytes: None,
             total_bytes: None,
-            waits_for: Some(WAITS_FOR.to_owned()),
+            waits_for: Some(self.waits_for().to_owned()),
         }
     }
 
@@ -77,86 +104,158 @@ impl Booting {
 }
 
 impl Control {
-    /// Boots the VM when the images of its disks are open.
+    /// Boots the VM when its files are open.
     pub(super) fn boot_later(&mut self, booter: Booter) {
         // A disk that has grown may not have been answered for.
         self.end_writing();
-        match self.open_images() {
-            Ok(Some(opening)) => {
-                // The thread needs none of this.
-                if !matches!(self.advance, Advance::Made(_)) {
-                    self.advance = Advance::make();
-                }
-                match opening.are_open.within(SOON) {
-                    Some(opened) => {
-                        let booted = self.boot_with(opened, opening.images);
-                        self.has_booted(booter, booted);
-                    }
-                    None => {
-                        self.migrations.job = Job::Booting(Booting {
-                            number: opening.number,
-                            opening,
-                            booter,
-                            waiting: Vec::new(),
-                        });
-                    }
-                }
-            }
-            Ok(None) => {
-                let booted = self.boot(Arc::default());
-                self.has_booted(booter, booted);
-            }
-            Err(error) => self.has_booted(booter, Err(error)),
-        }
-    }
-
-    /// Starts to open the images of the VM's disks, if it has any.
-    fn open_images(&mut self) -> Result<Option<Opening>, ApiError> {
-        let config = self.bootable()?;
-        let disks = config.disks.clone().unwrap_or_default();
-        self.monitor.emit("vm", "booting", &[]);
-        if !disks.iter().any(DiskConfig::is_present) {
-            return Ok(None);
-        }
         let begun = Begun {
             number: self.migrations.number(),
             cancel: Cancel::default(),
         };
         let images = Arc::<Images>::default();
-        let opens = Arc::clone(&images);
-        let are_open = self.spawn(&begun, ThreadRole::Restore, move |_| {
-            opens.open(&disks, false)
-        })?;
-        Ok(Some(Opening {
-            number: begun.number,
-            images,
-            are_open,
-        }))
+        let stage = match self.open_images(&begun, &images) {
+            Ok(Some(opening)) => {
+                // The thread needs none of this.
+                if !matches!(self.advance, Advance::Made(_)) {
+                    self.advance = Advance::make();
+                }
+                Ok(Stage::Images(opening))
+            }
+            Ok(None) => self.make_machine(&begun, &images).map(Stage::Machine),
+            Err(error) => Err(error),
+        };
+        match stage {
+            Ok(stage) => self.go_on_booting(Booting {
+                number: begun.number,
+                cancel: begun.cancel,
+                stage,
+                images,
+                booter,
+                waiting: Vec::new(),
+            }),
+            Err(error) => self.has_booted(booter, Err(error)),
+        }
     }
 
-    /// Handles that the images are open, or that one of them cannot be opened.
-    pub(super) fn images_are_open(&mut self, booting: Booting) {
-        let Booting {
-            opening,
-            booter,
-            waiting,
-            ..
-        } = booting;
-        let opened = opening.are_open.take();
-        let booted = self.boot_with(opened, opening.images);
-        self.has_booted(booter, booted);
-        self.take_all(waiting);
-    }
-
-    /// Boots the VM if its images are open, and leaves those that it has not taken to a thread.
-    fn boot_with(
+    /// Starts to open the images of the VM's disks, if it has any.
+    fn open_images(
         &mut self,
-        opened: Result<(), ApiError>,
-        images: Arc<Images>,
-    ) -> Result<(), ApiError> {
-        let booted = opened.and_then(|()| self.boot(Arc::clone(&images)));
-        self.close(images);
-        booted
+        begun: &Begun,
+        images: &Arc<Images>,
+    ) -> Result<Option<Awaited<()>>, ApiError> {
+        let disks = self.bootable()?.disks.clone().unwrap_or_default();
+        self.monitor.emit("vm", "booting", &[]);
+        if !disks.iter().any(DiskConfig::is_present) {
+            return Ok(None);
+        }
+        let (images, place) = (Arc::clone(images), self.queue.place());
+        let open = move |cancel: &Cancel| {
+            // An earlier machine may have them.
+            if place.wait(cancel) {
+                drop(place);
+                images.open(&disks, false)?;
+            }
+            Ok(())
+        };
+        self.spawn(begun, ThreadRole::Restore, open).map(Some)
+    }
+
+    /// Starts to make the machine, the images of whose disks are open.
+    fn make_machine(
+        &mut self,
+        begun: &Begun,
+        images: &Arc<Images>,
+    ) -> Result<Awaited<Made>, ApiError> {
+        let mut config = Box::new(self.bootable()?.clone());
+        let is_first = matches!(self.life, Life::Created(_));
+        let host = Host {
+            images: Arc::clone(images),
+            ..self.host()?
+        };
+        self.spawn_maker(begun, move |place| {
+            if is_first {
+                consoles::empty_files(&config);
+            }
+            Ok(Made {
+                machine: Box::new(Machine::boot(&mut config, host)?),
+                config,
+                _place: place,
+            })
+        })
+    }
+
+    /// Runs what makes a machine on a thread that may do what the control thread may, when earlier machines are gone.
+    pub(super) fn spawn_maker<T: Send + 'static>(
+        &self,
+        begun: &Begun,
+        make: impl FnOnce(Place) -> Result<T, MachineError> + Send + 'static,
+    ) -> Result<Awaited<T>, ApiError> {
+        let place = self.queue.place();
+        let (body, made) = self.stage(begun, move |cancel| match place.wait(cancel) {
+            true => make(place),
+            false => Err(MachineError::Cancelled),
+        })?;
+        thread::Builder::new()
+            .name("_machine".to_owned())
+            .spawn(body)
+            .map_err(|error| host_error("start a thread", &error))?;
+        Ok(made)
+    }
+
+    /// Handles that a stage of a boot is over, or may be soon.
+    pub(super) fn go_on_booting(&mut self, mut booting: Booting) {
+        let booted = match &booting.stage {
+            Stage::Images(are_open) => match are_open.within(SOON) {
+                Some(Ok(())) => {
+                    // A number of its own: the end of the first stage may still be told.
+                    let begun = Begun {
+                        number: self.migrations.number(),
+                        cancel: booting.cancel.clone(),
+                    };
+                    match self.make_machine(&begun, &booting.images) {
+                        Ok(made) => {
+                            booting.number = begun.number;
+                            booting.stage = Stage::Machine(made);
+                            return self.go_on_booting(booting);
+                        }
+                        Err(error) => Some(Err(error)),
+                    }
+                }
+                Some(Err(error)) => Some(Err(error)),
+                None => None,
+            },
+            Stage::Machine(made) => {
+                let made = made.within(SOON);
+                made.map(|made| made.and_then(|made| self.start_machine(made)))
+            }
+        };
+        let Some(booted) = booted else {
+            self.migrations.job = Job::Booting(booting);
+            return;
+        };
+        // What the machine has not taken.
+        self.close(booting.images);
+        self.has_booted(booting.booter, booted);
+        self.take_all(booting.waiting);
+    }
+
+    /// Lets a machine run that was made for a boot.
+    fn start_machine(&mut self, made: Made) -> Result<(), ApiError> {
+        let Made {
+            config,
+            mut machine,
+            ..
+        } = made;
+        machine.resume().map_err(|e| failed(&e))?;
+        log::info!("the VM has booted after {:?}", self.started.elapsed());
+        self.early_resets.booted(Instant::now());
+        self.life = Life::Live {
+            config,
+            machine,
+            run: RunState::Running,
+        };
+        self.monitor.emit("vm", "booted", &[]);
+        Ok(())
     }
 
     fn has_booted(&mut self, booter: Booter, booted: Result<(), ApiError>) {
@@ -182,7 +281,9 @@ impl Control {
     pub(super) fn cancel_boot(&mut self) {
         match mem::replace(&mut self.migrations.job, Job::None) {
             Job::Booting(booting) => {
-                self.close(booting.opening.images);
+                booting.cancel.cancel();
+                self.close(booting.images);
+                self.forget(booting.stage);
                 let error = ApiError::wrong_state("the VM is not booted: it was cancelled");
                 if !matches!(booting.booter, Booter::Client(_)) {
                     self.monitor.emit("vm", "shutdown", &[]);
@@ -194,6 +295,14 @@ impl Control {
                 self.take_all(booting.waiting);
             }
             other => self.migrations.job = other,
+        }
+    }
+
+    /// Drops what a thread brings that nobody waits for any more. If it is a machine, its end may take long.
+    pub(super) fn forget<T: Send + 'static>(&self, awaited: T) {
+        let drops = thread::Builder::new().name("_close".to_owned());
+        if let Err(error) = drops.spawn(move || drop(awaited)) {
+            log::warn!("a machine that was cancelled has ended here: {error}");
         }
     }
 

@@ -13,6 +13,7 @@
 //!   what their guests have seen.
 //! - [`accel`]: moves of an accelerator's applications to other workers; [`applications`]: snapshots that contain them;
 //!   [`writing`]: snapshots and core dumps, which a thread of their own writes; [`restore`]: what is made from a snapshot.
+//! - [`booting`]: boots and other uses of files that are not open; [`queue`]: the order in which threads make machines.
 //! - [`storage`]: resets, pauses and other ends that wait until storage has answered.
 //! - [`signals`]: signals, which a thread of their own receives.
 //! - [`requests`]: the implementation of each API call; [`removals`]: removal and swapping of devices.
@@ -30,6 +31,7 @@ mod host_names;
 mod last_resort;
 mod life;
 mod migration;
+mod queue;
 mod removals;
 mod requests;
 mod restore;
@@ -65,6 +67,7 @@ use self::{
     last_resort::LastResort,
     life::Life,
     migration::Migrations,
+    queue::Queue,
     removals::Removals,
     signals::{Signal, Signals},
     storage::{GuestWish, StorageWaits},
@@ -179,6 +182,8 @@ pub struct Control {
     moves: BTreeMap<String, Moving>,
     /// Requests for disks whose images are being opened.
     adding: BTreeMap<u64, Adding>,
+    /// Threads that make and end machines.
+    queue: Queue,
     sender: EventSender,
     receiver: EventReceiver,
     signals: Signals,
@@ -320,6 +325,7 @@ impl Control {
             storage: StorageWaits::new().map_err(host("create a timer"))?,
             moves: BTreeMap::new(),
             adding: BTreeMap::new(),
+            queue: Queue::default(),
             sender,
             receiver,
             signals: Signals::none().map_err(host("create an event"))?,

@@ -618,7 +618,7 @@ impl Control {
                 "a snapshot of the VM is being written, and waits for workers of accelerators"
             }
             Job::Restoring(restoring) => restoring.what(),
-            Job::Booting(_) => Booting::what(),
+            Job::Booting(booting) => &booting.what(),
         };
         if is_allowed(request) {
             return Ok(());

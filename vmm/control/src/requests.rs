@@ -1,8 +1,6 @@
 //! The implementation of each API call.
 
-use std::{
-    collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, sync::Arc, time::Instant,
-};
+use std::{collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, sync::Arc};
 
 use vmm_api::{
     AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, PciDeviceInfo, Reply, Request,
@@ -12,7 +10,7 @@ use vmm_api::{
 use vmm_config::{Device, FileAccess, Refused, VmConfig};
 use vmm_confinement::{landlock, seccomp::Spawner};
 use vmm_machine::{
-    Machine, consoles,
+    Machine,
     error::MachineError,
     host::{Host, Shell},
     images::Images,
@@ -22,7 +20,7 @@ use vmm_machine::{
 
 use super::{
     Advance, Control, ExitReason,
-    booting::{Booter, Booting},
+    booting::Booter,
     early_resets::EarlyResets,
     life::{Life, RunState},
     migration::{Job, OVER, host_error},
@@ -166,29 +164,6 @@ impl Control {
             Life::Live { .. } => Err(ApiError::wrong_state("the VM has booted already")),
             Life::Created(config) | Life::Shutdown(config) => Ok(config),
         }
-    }
-
-    /// Boots the VM, the images of whose disks are open.
-    pub(super) fn boot(&mut self, images: Arc<Images>) -> Result<(), ApiError> {
-        let mut config = Box::new(self.bootable()?.clone());
-        if matches!(self.life, Life::Created(_)) {
-            consoles::empty_files(&config);
-        }
-        let host = Host {
-            images,
-            ..self.host()?
-        };
-        let mut machine = Machine::boot(&mut config, host).map_err(|e| failed(&e))?;
-        machine.resume().map_err(|e| failed(&e))?;
-        log::info!("the VM has booted after {:?}", self.started.elapsed());
-        self.early_resets.booted(Instant::now());
-        self.life = Life::Live {
-            config,
-            machine: Box::new(machine),
-            run: RunState::Running,
-        };
-        self.monitor.emit("vm", "booted", &[]);
-        Ok(())
     }
 
     fn pause(&mut self) -> Answer {
@@ -347,7 +322,7 @@ impl Control {
         match &self.migrations.job {
             Job::Writing(written) => Some(written.progress()),
             Job::Restoring(restoring) if restoring.progress().is_some() => restoring.progress(),
-            Job::Booting(_) => Some(Booting::progress()),
+            Job::Booting(booting) => Some(booting.progress()),
             _ => self.storage.progress().or_else(|| self.adding_progress()),
         }
     }

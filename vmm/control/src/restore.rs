@@ -6,8 +6,8 @@
 //!                               ──>    the VM's configuration is read
 //!   the process is restricted   <──
 //!                               ──>    its state is read, images of its disks are opened
-//!   the machine is made         <──
-//!                               ──>    its memory is read
+//!                               ──>    the machine is made; on demand, with its vCPUs
+//!                               ──>    its memory is read, unless that is done on demand
 //!   its vCPUs are made          <──
 //!                               ──>    workers take its applications up
 //!   the machine goes on         <──
@@ -19,7 +19,7 @@ use std::{
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
-        mpsc,
+        mpsc::{self, RecvTimeoutError},
     },
     time::{Duration, Instant},
 };
@@ -35,8 +35,9 @@ use vmm_machine::{
     Machine, applications,
     error::MachineError,
     images::Images,
-    save::{ClockSource, Folder, MemorySource, Rest, Snapshot},
+    save::{ClockSource, Contents, Folder, MemorySource, Rest, Snapshot},
 };
+use vmm_migration::lanes::Body;
 
 use super::{
     Control,
@@ -44,6 +45,7 @@ use super::{
     host_names::renamed,
     life::{Life, RunState},
     migration::{Job, OVER, host_error, is_allowed},
+    queue::Made,
     requests::{failed, place, restrict, validate},
 };
 
@@ -66,16 +68,27 @@ enum Stage {
         images: Arc<Images>,
         read: Awaited<Snapshot>,
     },
+    /// Its machine, and what that lacks.
+    Machine {
+        images: Arc<Images>,
+        made: Awaited<(Made, Option<Lacks>)>,
+    },
     /// Its memory.
     Memory {
         /// What the machine lacks but for its applications.
-        lacks: Box<Rest>,
+        rest: Box<Rest>,
         /// How much has been read, in bytes, and how much there is.
         read: (Arc<AtomicU64>, u64),
         is_read: Awaited<()>,
     },
     /// Workers of its accelerators.
     Applications(Awaited<()>),
+}
+
+/// What a machine lacks whose memory is read before it runs.
+struct Lacks {
+    contents: Contents,
+    rest: Box<Rest>,
 }
 
 /// What a thread brings; it is there when the thread says that the stage is over.
@@ -89,8 +102,11 @@ impl<T> Awaited<T> {
 
     /// The same, if it is there within this time.
     pub(super) fn within(&self, time: Duration) -> Option<Result<T, ApiError>> {
-        let brought = self.0.recv_timeout(time).ok()?;
-        Some(brought.map_err(|error| failed(&error)))
+        match self.0.recv_timeout(time) {
+            Ok(brought) => Some(brought.map_err(|error| failed(&error))),
+            Err(RecvTimeoutError::Timeout) => None,
+            Err(RecvTimeoutError::Disconnected) => Some(Err(ApiError::wrong_state(OVER))),
+        }
     }
 }
 
@@ -113,6 +129,7 @@ impl Restoring {
             Stage::Files { .. } => {
                 "the VM is being restored, and waits for its state and its disks"
             }
+            Stage::Machine { .. } => "the VM is being restored, and waits for its machine",
             Stage::Memory { .. } => "the VM is being restored, and waits for its memory",
             Stage::Applications(_) => {
                 "the VM is being restored, and waits for workers of accelerators"
@@ -191,6 +208,17 @@ impl Control {
         role: ThreadRole,
         work: impl FnOnce(&Cancel) -> Result<T, MachineError> + Send + 'static,
     ) -> Result<Awaited<T>, ApiError> {
+        let (body, brought) = self.stage(begun, work)?;
+        self.start_thread_as(role, "_restore", body)?;
+        Ok(brought)
+    }
+
+    /// What a thread is to do for such work.
+    pub(super) fn stage<T: Send + 'static>(
+        &self,
+        begun: &Begun,
+        work: impl FnOnce(&Cancel) -> Result<T, MachineError> + Send + 'static,
+    ) -> Result<(Body, Awaited<T>), ApiError> {
         let host = |error| host_error("wait for what a VM lacks", &error);
         let control = self.migrations.on_control().map_err(host)?;
         let (number, cancel) = (begun.number, begun.cancel.clone());
@@ -200,8 +228,7 @@ impl Control {
             let _ = sender.send(work(&cancel));
             control.tell(move |control| control.stage_is_over(number));
         };
-        self.start_thread_as(role, "_restore", Box::new(body))?;
-        Ok(Awaited(brought))
+        Ok((Box::new(body), Awaited(brought)))
     }
 
     /// Handles the end of a wait.
@@ -225,7 +252,7 @@ impl Control {
                 }
                 self.take_all(waiting);
             }
-            Job::Booting(booting) => self.images_are_open(booting),
+            Job::Booting(booting) => self.go_on_booting(booting),
             other => self.migrations.job = other,
         }
     }
@@ -258,7 +285,15 @@ impl Control {
                 let disks = config.disks.clone().unwrap_or_default();
                 let images = Arc::<Images>::default();
                 let opens = Arc::clone(&images);
-                let read = move |_: &Cancel| folder.read(&disks, opens);
+                let place = self.queue.place();
+                let read = move |cancel: &Cancel| {
+                    // An earlier machine may have the images.
+                    if !place.wait(cancel) {
+                        return Err(MachineError::Cancelled);
+                    }
+                    drop(place);
+                    folder.read(&disks, opens)
+                };
                 let read = self.spawn(begun, ThreadRole::Restore, read)?;
                 Ok(Some(Stage::Files {
                     config,
@@ -274,12 +309,35 @@ impl Control {
                 let made = read
                     .take()
                     .and_then(|snapshot| self.make(begun, config, snapshot, asked));
-                self.close(images);
-                made
+                match made {
+                    Ok(made) => Ok(Some(Stage::Machine { images, made })),
+                    Err(error) => {
+                        self.close(images);
+                        Err(error)
+                    }
+                }
             }
-            Stage::Memory { lacks, is_read, .. } => {
+            Stage::Machine { images, made } => {
+                let made = made.take();
+                // What the machine has not taken.
+                self.close(images);
+                let (made, lacks) = made?;
+                let Made {
+                    config, machine, ..
+                } = made;
+                self.life = Life::Live {
+                    config,
+                    machine,
+                    run: RunState::Paused,
+                };
+                match lacks {
+                    Some(lacks) => self.read_memory(begun, lacks).map(Some),
+                    None => self.take_applications_up(begun, asked),
+                }
+            }
+            Stage::Memory { rest, is_read, .. } => {
                 is_read.take()?;
-                self.complete(*lacks)?;
+                self.complete(*rest)?;
                 self.take_applications_up(begun, asked)
             }
             Stage::Applications(are_up) => {
@@ -350,14 +408,14 @@ impl Control {
         Ok(())
     }
 
-    /// Makes the machine of a snapshot, paused and without vCPUs, and starts to read its memory.
+    /// Starts to make the machine of a snapshot, paused, and without vCPUs unless its memory is read on demand.
     fn make(
         &mut self,
         begun: &Begun,
         mut config: Box<VmConfig>,
         snapshot: Snapshot,
         asked: &Asked,
-    ) -> Result<Option<Stage>, ApiError> {
+    ) -> Result<Awaited<(Made, Option<Lacks>)>, ApiError> {
         let request = &asked.request;
         let source = match request.memory_restore_mode {
             MemoryRestoreMode::Copy => MemorySource::Copy,
@@ -368,17 +426,31 @@ impl Control {
             RestoredClock::Continue => ClockSource::Continue,
         };
         let host = self.host()?;
-        let (machine, mut rest) =
-            Machine::restore(&mut config, snapshot, source, clock, host).map_err(|e| failed(&e))?;
-        self.life = Life::Live {
-            config,
-            machine: Box::new(machine),
-            run: RunState::Paused,
-        };
-        let Some(contents) = rest.contents.take() else {
-            self.complete(rest)?;
-            return self.take_applications_up(begun, asked);
-        };
+        self.spawn_maker(begun, move |place| {
+            let (machine, mut rest) = Machine::restore(&mut config, snapshot, source, clock, host)?;
+            let mut made = Made {
+                config,
+                machine: Box::new(machine),
+                _place: place,
+            };
+            let lacks = match rest.contents.take() {
+                Some(contents) => Some(Lacks {
+                    contents,
+                    rest: Box::new(rest),
+                }),
+                // As soon as any of its memory is used, its storage is waited for.
+                None => {
+                    made.machine.complete(rest)?;
+                    None
+                }
+            };
+            Ok((made, lacks))
+        })
+    }
+
+    /// Starts to read the memory of a machine.
+    fn read_memory(&mut self, begun: &Begun, lacks: Lacks) -> Result<Stage, ApiError> {
+        let Lacks { contents, rest } = lacks;
         let total = contents.memory();
         let done = Arc::<AtomicU64>::default();
         let advanced = Arc::clone(&done);
@@ -388,11 +460,11 @@ impl Control {
             };
             contents.read(cancel, advance)
         };
-        Ok(Some(Stage::Memory {
-            lacks: Box::new(rest),
+        Ok(Stage::Memory {
+            rest,
             read: (done, total),
             is_read: self.spawn(begun, ThreadRole::Restore, read)?,
-        }))
+        })
     }
 
     /// Restores what a machine lacks whose memory has been read.
@@ -463,9 +535,7 @@ impl Control {
         match mem::replace(&mut self.migrations.job, Job::None) {
             Job::Restoring(restoring) if restoring.is_incomplete() => {
                 restoring.cancel.cancel();
-                if let Stage::Files { images, .. } = restoring.stage {
-                    self.close(images);
-                }
+                self.forget_stage(restoring.stage);
                 let error = ApiError::wrong_state("the VM is not restored: it was cancelled");
                 let Asked { reply, waiting, .. } = restoring.asked;
                 self.give_up_restore(reply, error);
@@ -480,6 +550,18 @@ impl Control {
         }
     }
 
+    /// Drops what the thread of a stage brings.
+    fn forget_stage(&self, stage: Stage) {
+        match stage {
+            Stage::Files { images, .. } => self.close(images),
+            Stage::Machine { images, made } => {
+                self.close(images);
+                self.forget(made);
+            }
+            _ => {}
+        }
+    }
+
     /// Abandons the restore, because the machine is replaced.
     pub(super) fn abandon_restore(&mut self) {
         match mem::replace(&mut self.migrations.job, Job::None) {
@@ -490,9 +572,7 @@ impl Control {
                 ..
             }) => {
                 cancel.cancel();
-                if let Stage::Files { images, .. } = stage {
-                    self.close(images);
-                }
+                self.forget_stage(stage);
                 let waiting = asked.waiting.into_iter().map(|(_, reply)| reply);
                 for reply in [asked.reply].into_iter().chain(waiting) {
                     reply.send(Err(ApiError::wrong_state(OVER)));

@@ -7,27 +7,30 @@ use std::{
 
 use arch::{
     acpi,
-    boot::{self, PayloadKind},
-    layout::GENERATION_ID_START,
+    boot::{self, LoadedGuest, PayloadKind},
+    layout::{AddressMap, GENERATION_ID_START},
     smbios,
 };
 use base::regular_file::{self, Links};
 use vm_memory::GuestAddressSpace;
 use vmm_config::{PayloadConfig, PlatformConfig, VmConfig};
+use vmm_memory::Ram;
 
 use super::{
     Machine, devices::Reach, error::MachineError, generation::Generation, kinds::iommu::Iommu,
 };
 
-/// The file that a machine boots from.
+/// The files that a machine boots from.
 pub(super) struct Payload {
     path: PathBuf,
     file: File,
     kind: PayloadKind,
+    initramfs: Option<File>,
+    cmdline: String,
 }
 
 impl Payload {
-    /// Opens the configured file.
+    /// Opens the configured files.
     pub(super) fn open(config: &PayloadConfig) -> Result<Self, MachineError> {
         let (what, path) = match (&config.firmware, &config.kernel) {
             (Some(path), _) => ("firmware", path),
@@ -41,7 +44,40 @@ impl Payload {
             (None, Ok(kind)) => kind,
             (None, Err(source)) => return Err(MachineError::Boot { path, source }),
         };
-        Ok(Self { path, file, kind })
+        let payload = Self {
+            path,
+            file,
+            kind,
+            initramfs: match &config.initramfs {
+                Some(path) => Some(open("initramfs", path)?),
+                None => None,
+            },
+            cmdline: config.cmdline.clone().unwrap_or_default(),
+        };
+        if payload.is_firmware() && payload.initramfs.is_some() {
+            return Err(payload.failed()(boot::BootError::FirmwareWithInitramfs));
+        }
+        Ok(payload)
+    }
+
+    /// Loads them into the machine's memory.
+    pub(super) fn load(
+        &mut self,
+        ram: &Ram,
+        map: &AddressMap,
+    ) -> Result<LoadedGuest, MachineError> {
+        let memory = &*ram.memory().memory();
+        let failed = self.failed();
+        if self.is_firmware() {
+            if !self.cmdline.is_empty() {
+                log::warn!("the command line is ignored: the boot loader of the disk has its own");
+            }
+            boot::load_firmware(memory, map, &mut self.file)
+        } else {
+            let initramfs = self.initramfs.as_mut();
+            boot::load(memory, map, &mut self.file, initramfs, &self.cmdline)
+        }
+        .map_err(failed)
     }
 
     /// Whether it is known to be firmware.
@@ -68,32 +104,14 @@ impl Payload {
 }
 
 impl Machine {
-    /// Loads the payload, describes the machine to it, and adds the vCPUs.
-    pub(super) fn load(
+    /// Describes the machine to the payload that is loaded, and adds the vCPUs.
+    pub(super) fn describe(
         &mut self,
-        mut payload: Payload,
+        payload: &Payload,
+        guest: &LoadedGuest,
         config: &VmConfig,
     ) -> Result<(), MachineError> {
         let memory = &*self.ram.memory().memory();
-        let failed = payload.failed();
-        let cmdline = config.payload.cmdline.as_deref().unwrap_or("");
-        let guest = if payload.is_firmware() {
-            if config.payload.initramfs.is_some() {
-                return Err(failed(boot::BootError::FirmwareWithInitramfs));
-            }
-            if !cmdline.is_empty() {
-                log::warn!("the command line is ignored: the boot loader of the disk has its own");
-            }
-            boot::load_firmware(memory, &self.map, &mut payload.file)
-        } else {
-            let mut initramfs = match &config.payload.initramfs {
-                Some(path) => Some(open("initramfs", path)?),
-                None => None,
-            };
-            let kernel = &mut payload.file;
-            boot::load(memory, &self.map, kernel, initramfs.as_mut(), cmdline)
-        }
-        .map_err(&failed)?;
         let nodes = super::numa::segments(config);
         let mut aml = vec![self.devices.aml(nodes)];
         aml.extend(self.platform.aml());
@@ -115,7 +133,8 @@ impl Machine {
         smbios::write(memory, &smbios_strings(&platform)?)?;
         self.generation = Some(Generation::at(GENERATION_ID_START));
         self.renew_generation()?;
-        let entry = boot::write_boot_data(memory, &self.map, &guest, rsdp).map_err(&failed)?;
+        let entry = boot::write_boot_data(memory, &self.map, guest, rsdp);
+        let entry = entry.map_err(payload.failed())?;
         self.cpus.boot(config.cpus.boot_vcpus, &entry)?;
         Ok(())
     }

@@ -85,6 +85,9 @@ pub enum MachineError {
         /// The cause.
         source: io::Error,
     },
+    /// Nobody waits for the machine any more.
+    #[error("the VM is not made: it was cancelled")]
+    Cancelled,
     /// Nothing to boot.
     #[error(
         "there is nothing to boot: set payload.kernel (--kernel) or payload.firmware (--firmware)"

@@ -14,7 +14,7 @@ pub struct Shell {
     /// The hypervisor.
     pub kvm: Kvm,
     /// The VM.
-    pub vm: Vm,
+    pub vm: Arc<Vm>,
 }
 
 impl Shell {
@@ -25,7 +25,10 @@ impl Shell {
             arch::layout::KVM_TSS_START,
             arch::layout::KVM_IDENTITY_MAP_START,
         )?;
-        Ok(Self { kvm, vm })
+        Ok(Self {
+            kvm,
+            vm: Arc::new(vm),
+        })
     }
 }
 

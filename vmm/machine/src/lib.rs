@@ -64,6 +64,7 @@ use arch::{
     topology::Topology,
 };
 use hypervisor::Vm;
+use kvm_bindings::kvm_cpuid_entry2;
 use vmm_config::{AccelServerConfig, CpusConfig, Device, HotplugMethod, VmConfig};
 use vmm_memory::{ExtraMemory, Ram, Region, RegionKind, data::Pagemap};
 use vmm_snapshot::{lazy::LazyRestore, memory_file::Untouched};
@@ -116,11 +117,53 @@ pub struct Machine {
     vm: Arc<Vm>,
 }
 
+/// Memory of a machine, and what the places in it follow from.
+struct Frame {
+    supported_cpuid: Vec<kvm_cpuid_entry2>,
+    phys_bits: u8,
+    map: AddressMap,
+    topology: Topology,
+    profile: Profile,
+    ram: Ram,
+}
+
+impl Frame {
+    fn new(config: &VmConfig, host: &mut Host) -> Result<Self, MachineError> {
+        if config.cpus.features.amx {
+            hypervisor::permit_amx()?;
+        }
+        let supported = host.shell.kvm.supported_cpuid()?;
+        let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
+        let phys_bits = phys_bits.min(config.cpus.max_phys_bits.unwrap_or(u8::MAX));
+        let map = address_map(config, phys_bits)?;
+        let topology = topology(&config.cpus)?;
+        let profile = profile(&config.cpus)?;
+        let mut ram = Ram::new(Arc::clone(&host.shell.vm));
+        if let Some(memory) = host.memory.take() {
+            ram.give(memory);
+        }
+        placement::add_boot_ram(&mut ram, &map, &config.memory)?;
+        placement::add_virtio_mem(&mut ram, &map, &config.memory)?;
+        Ok(Self {
+            supported_cpuid: supported.as_slice().to_vec(),
+            phys_bits,
+            map,
+            topology,
+            profile,
+            ram,
+        })
+    }
+}
+
 impl Machine {
-    /// Creates a machine that is ready to boot, paused. Devices without a name get one in `config`.
-    pub fn boot(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
-        let payload = Payload::open(&config.payload)?;
-        let mut machine = Self::assemble(config, host)?;
+    /// Creates a machine that is ready to boot, paused, at the speed of the storage. Devices without a name get one in
+    /// `config`.
+    pub fn boot(config: &mut VmConfig, mut host: Host) -> Result<Self, MachineError> {
+        let mut payload = Payload::open(&config.payload)?;
+        let frame = Frame::new(config, &mut host)?;
+        // Before there is anything that only one machine can have: storage may take long.
+        let guest = payload.load(&frame.ram, &frame.map)?;
+        let mut machine = Self::assemble(frame, config, host)?;
         machine.show_firmware(payload.is_firmware());
         machine.devices.set_reach(payload.reach());
         machine.plug_all(config)?;
@@ -131,29 +174,21 @@ impl Machine {
             let wanted = placement::boot_size(config).saturating_add(plugged);
             machine.add_memory(config, wanted)?;
         }
-        machine.load(payload, config)?;
+        machine.describe(&payload, &guest, config)?;
         Ok(machine)
     }
 
     /// Assembles a machine without PCI devices and vCPUs.
-    fn assemble(config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
-        if config.cpus.features.amx {
-            hypervisor::permit_amx()?;
-        }
-        let supported = host.shell.kvm.supported_cpuid()?;
-        let phys_bits = arch::cpuid::phys_bits(supported.as_slice());
-        let phys_bits = phys_bits.min(config.cpus.max_phys_bits.unwrap_or(u8::MAX));
-        let map = address_map(config, phys_bits)?;
-        let topology = topology(&config.cpus)?;
-        let profile = profile(&config.cpus)?;
+    fn assemble(frame: Frame, config: &mut VmConfig, host: Host) -> Result<Self, MachineError> {
+        let Frame {
+            supported_cpuid,
+            phys_bits,
+            map,
+            topology,
+            profile,
+            ram,
+        } = frame;
         let Shell { kvm, vm } = host.shell;
-        let vm = Arc::new(vm);
-        let mut ram = Ram::new(Arc::clone(&vm));
-        if let Some(memory) = host.memory {
-            ram.give(memory);
-        }
-        placement::add_boot_ram(&mut ram, &map, &config.memory)?;
-        placement::add_virtio_mem(&mut ram, &map, &config.memory)?;
         let buses = Arc::new(Buses::default());
 
         let backends = consoles::open(config, &host.given)?;
@@ -217,7 +252,7 @@ impl Machine {
         let devices = Devices::new(&map, &buses, surroundings)?;
         let events = host.events.clone();
         let setup = CpuSetup {
-            supported_cpuid: supported.as_slice().to_vec(),
+            supported_cpuid,
             cpuid: shown_cpuid(config, topology, profile, phys_bits),
             affinity: affinity(&config.cpus),
             core_scheduling: config.cpus.core_scheduling,

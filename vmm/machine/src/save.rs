@@ -28,8 +28,9 @@ use vmm_snapshot::{
 };
 
 use super::{
-    EXIT_GUEST_LOST, Machine, devices::SavedDevice, error::MachineError, events::MachineEvent,
-    generation::Generation, host::Host, images::Images, placement, platform::PlatformState,
+    EXIT_GUEST_LOST, Frame, Machine, devices::SavedDevice, error::MachineError,
+    events::MachineEvent, generation::Generation, host::Host, images::Images, placement,
+    platform::PlatformState,
 };
 use crate::cpu::SavedCpu;
 
@@ -373,9 +374,10 @@ impl Machine {
     pub(super) fn shell(
         config: &mut VmConfig,
         plugged: &[(u64, u64)],
-        host: Host,
+        mut host: Host,
     ) -> Result<Self, MachineError> {
-        let mut machine = Self::assemble(config, host)?;
+        let frame = Frame::new(config, &mut host)?;
+        let mut machine = Self::assemble(frame, config, host)?;
         for &(base, length) in plugged {
             let zones = placement::zones(&config.memory);
             let backing = zones

@@ -427,6 +427,69 @@ fn the_api_answers_while_an_image_of_a_disk_cannot_be_opened() {
 }
 
 #[test]
+fn the_api_answers_while_other_files_of_a_vm_cannot_be_opened() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let file = |(name, mib): (&str, u64)| {
+        let folder = dir.path().join(name);
+        fs::create_dir(&folder).unwrap();
+        let file = folder.join("file");
+        let made = File::create_new(&file).unwrap();
+        made.set_len(mib << 20).unwrap();
+        file
+    };
+    let [memory, pmem, initramfs] = [("memory", 64), ("pmem", 2), ("initramfs", 1)].map(file);
+    let zone = format!("id=a,size=64M,shared=on,file={}", memory.display());
+    let persistent = format!("file={}", pmem.display());
+    let devices = ["--memory-zone", &zone, "--pmem", &persistent];
+    let more = ["--initramfs", initramfs.to_str().unwrap()];
+    let mut vmm = Vmm::counting(dir.path(), "size=0", &[&devices[..], &more].concat());
+    let Some(mut held) = Held::reading(dir.path()) else {
+        return;
+    };
+    // The kernel: its folder is that of the test.
+    let rebooting = start(&vmm, &["reboot"]);
+    let old = held.waits();
+    for command in ["ping", "metrics"] {
+        let answer = vmm.ctl(&[command]);
+        assert!(answer.status.success(), "{command}: {}", said(&answer));
+    }
+    let progress = &info(&vmm)["in_progress"];
+    assert_eq!(progress["operation"], "Boot", "{progress}");
+    assert_eq!(progress["waits_for"], "its kernel and other files");
+    let cancelled = vmm.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    let answer = said(&rebooting.wait_with_output().unwrap());
+    assert!(answer.contains("cancelled"), "{answer}");
+    assert_eq!(info(&vmm)["state"], "Shutdown");
+    // The next one waits until that is over.
+    let mut booting = start(&vmm, &["boot"]);
+    vmm.until("it is booted", |vmm| {
+        info(vmm)["in_progress"]["operation"] == "Boot"
+    });
+    held.allow(old);
+    held.allow_until(|| booting.try_wait().unwrap().is_some());
+    let booted = booting.wait_with_output().unwrap();
+    assert!(booted.status.success(), "{}{}", said(&booted), vmm.said());
+    drop(held);
+    for folder in ["first", "memory", "pmem", "initramfs"] {
+        let mut held = Held::new(&dir.path().join(folder)).unwrap();
+        let mut rebooting = start(&vmm, &["reboot"]);
+        let waits = held.waits();
+        assert!(vmm.ctl(&["ping"]).status.success(), "{folder}");
+        held.allow(waits);
+        held.allow_until(|| rebooting.try_wait().unwrap().is_some());
+        let rebooted = rebooting.wait_with_output().unwrap();
+        assert!(rebooted.status.success(), "{}", said(&rebooted));
+        drop(held);
+    }
+    let printed = vmm.printed().len();
+    vmm.until("it counts", |vmm| vmm.printed().len() > printed);
+}
+
+#[test]
 fn a_boot_that_was_cancelled_keeps_no_image_from_the_next_one() {
     if !has_kvm() {
         return;
