@@ -35,6 +35,8 @@ mod hanging_flush;
 mod lanes;
 #[path = "migration/metrics.rs"]
 mod metrics;
+#[path = "migration/on_demand.rs"]
+mod on_demand;
 #[path = "migration/power_off.rs"]
 mod power_off;
 #[path = "migration/slow_disk.rs"]

@@ -245,7 +245,7 @@ pub fn run(
             let in_time = LastResort::start(last_resort::PATIENCE, last_resort::leave)
                 .inspect_err(|error| log::warn!("the end may have to wait for storage: {error}"));
             control.end_writing();
-            control.life = Life::default();
+            control.end_life();
             // Machines and images that are under way.
             control.migrations.job = migration::Job::None;
             control.forget_disks(migration::OVER);

@@ -228,6 +228,26 @@ impl Control {
         Ok(())
     }
 
+    /// Ends a machine. If its devices may wait for memory that is being restored on demand, and that storage does not
+    /// bring, a thread waits for that; meanwhile its files stay in use.
+    pub(super) fn end(&self, machine: Box<Machine>) {
+        if machine.has_its_memory() {
+            return drop(machine);
+        }
+        log::warn!(
+            "the storage of the VM's snapshot does not answer: files of the VM stay in use until it does"
+        );
+        // The place is left when the machine is gone.
+        self.forget((machine, self.queue.place()));
+    }
+
+    /// Ends the machine, if there is one; nothing remains of the VM.
+    pub(super) fn end_life(&mut self) {
+        if let Life::Live { machine, .. } = mem::take(&mut self.life) {
+            self.end(machine);
+        }
+    }
+
     /// Drops the machine; only its configuration remains.
     pub(super) fn drop_machine(&mut self) {
         self.life = match mem::take(&mut self.life) {
@@ -236,7 +256,7 @@ impl Control {
                 machine,
                 ..
             } => {
-                drop(machine);
+                self.end(machine);
                 // Events that the old machine has left must not reach a new one.
                 self.receiver.clear();
                 self.abandon_storage_waits();

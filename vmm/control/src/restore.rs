@@ -265,7 +265,7 @@ impl Control {
     }
 
     fn give_up_restore(&mut self, reply: Reply, error: ApiError) {
-        self.life = Life::None;
+        self.end_life();
         self.receiver.clear();
         reply.send(Err(error));
     }

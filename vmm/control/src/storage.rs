@@ -287,9 +287,16 @@ impl Control {
             Some((Request::VmRemoveDevice(device), _)) => {
                 // Whatever is wrong with the request is found out when it is carried out.
                 match machine.devices().removable(&device.id) {
-                    Ok(slot) => machine.devices().hold_in(slot, waited),
+                    Ok(slot) => {
+                        machine.devices().hold_in(slot, waited)?;
+                        machine.check_devices_have_memory()
+                    }
                     Err(_) => Ok(()),
                 }
+            }
+            Some((Request::VmPause, _)) => {
+                machine.hold(waited)?;
+                machine.check_devices_have_memory()
             }
             _ => machine.hold(waited),
         }
@@ -359,10 +366,10 @@ impl Control {
 
     /// Handles that the guest has given up a slot, when the requests of the devices there have been answered.
     pub(super) fn ejected_when_quiet(&mut self, slot: Bdf) {
-        let held = self
-            .life
-            .machine_mut()
-            .map(|machine| machine.devices().hold_in(slot, Duration::ZERO));
+        let held = self.life.machine_mut().map(|machine| {
+            machine.devices().hold_in(slot, Duration::ZERO)?;
+            machine.check_devices_have_memory()
+        });
         match held {
             Some(Err(error)) => {
                 log::debug!("{slot} leaves later: {}", base::Chain(&error));

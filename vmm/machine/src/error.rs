@@ -292,6 +292,11 @@ pub enum MachineError {
          log says that it is all there"
     )]
     StillLoading,
+    /// The storage of the snapshot does not answer.
+    #[error(
+        "a device waits for memory that is restored on demand, and the snapshot's storage has not answered"
+    )]
+    MemoryAwaited,
     /// On-demand restore.
     #[error("memory cannot be restored on demand")]
     Lazy(#[from] LazyError),

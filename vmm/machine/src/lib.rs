@@ -512,6 +512,20 @@ impl Machine {
         &self.devices
     }
 
+    /// Whether its end waits for nothing but what works: the snapshot's storage answers, if memory is being restored from it
+    /// on demand. This waits for it for a second at most.
+    pub fn has_its_memory(&self) -> bool {
+        self.lazy.as_ref().is_none_or(LazyRestore::answers)
+    }
+
+    /// Fails if a device of a machine whose vCPUs are stopped waits for memory that is being restored on demand.
+    pub fn check_devices_have_memory(&self) -> Result<(), MachineError> {
+        match self.lazy.as_ref().is_some_and(LazyRestore::is_waited_for) {
+            true => Err(MachineError::MemoryAwaited),
+            false => Ok(()),
+        }
+    }
+
     /// Whether memory is still being restored on demand.
     fn is_loading(&self) -> bool {
         self.lazy.as_ref().is_some_and(|lazy| !lazy.is_finished())

@@ -22,13 +22,16 @@ use std::{
     ops::Range,
     os::fd::{AsRawFd, FromRawFd, OwnedFd},
     path::Path,
-    sync::Mutex,
+    sync::{
+        Arc, Weak,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
     thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
 use base::{
-    Access, Mapping, Unpoisoned,
+    Access, Mapping,
     regular_file::{self, Links},
 };
 use devices::thread::{ThreadRole, ThreadSpawner};
@@ -97,12 +100,6 @@ pub enum LazyError {
     /// The snapshot's memory is not usable.
     #[error("cannot use the snapshot's memory")]
     File(#[from] MemoryFileError),
-    /// The storage of an earlier snapshot does not answer.
-    #[error(
-        "memory of an earlier VM is still being read from a snapshot whose storage does not answer: \
-         use memory_restore_mode=Copy, or another process"
-    )]
-    Left,
     /// The thread could not be started.
     #[error("cannot start the thread that brings memory in")]
     Thread(#[source] io::Error),
@@ -158,11 +155,25 @@ pub struct OnLoss {
     pub end: fn(),
 }
 
-/// The transfer in progress. Dropping it ends the thread, and memory that has not been loaded is
-/// lost: drop it together with the machine.
+/// The transfer in progress. Dropping it ends the thread, at the speed of the snapshot's storage, and
+/// memory that has not been loaded is lost: drop it after everything that uses the memory.
 pub struct LazyRestore {
     stop: EventFd,
     thread: Option<JoinHandle<()>>,
+    /// Closed when the thread ends.
+    uffd: Weak<Userfaultfd>,
+    pulse: Arc<Pulse>,
+}
+
+/// What the thread says of itself.
+#[derive(Default)]
+struct Pulse {
+    /// How often it was asked whether its storage answers.
+    asked: AtomicU64,
+    /// Up to which time it has said so.
+    answered: AtomicU64,
+    /// Number of faults that it has read and not served.
+    waiting: AtomicUsize,
 }
 
 impl LazyRestore {
@@ -181,17 +192,10 @@ impl LazyRestore {
                 source,
             })
         };
-        {
-            let mut left = LEFT.lock_unpoisoned();
-            left.retain(|thread| !thread.is_finished());
-            if !left.is_empty() {
-                return Err(LazyError::Left);
-            }
-        }
         let file = regular_file::open(path, Links::Refuse);
         let file = file.map_err(|source| io_error("open", source))?;
         let pairs = memory_file::matching(&file, path, ram.regions(), ranges)?;
-        let uffd = Userfaultfd::open().map_err(LazyError::Userfaultfd)?;
+        let uffd = Arc::new(Userfaultfd::open().map_err(LazyError::Userfaultfd)?);
         // What was checked, not what the file has by now.
         let end = pairs.iter().map(|(_, range)| range.bytes().end).max();
         let source = view(&file, end.unwrap_or(0)).map_err(|source| io_error("map", source))?;
@@ -234,6 +238,7 @@ impl LazyRestore {
             })?;
         }
         let stop = EventFd::new(EFD_NONBLOCK).map_err(LazyError::Thread)?;
+        let (pulse, weak) = (Arc::<Pulse>::default(), Arc::downgrade(&uffd));
         let transfer = Transfer {
             uffd,
             file,
@@ -241,6 +246,7 @@ impl LazyRestore {
             zeroes,
             areas,
             stop: stop.try_clone().map_err(LazyError::Thread)?,
+            pulse: Arc::clone(&pulse),
             waiting: VecDeque::new(),
             ahead: (0, 0),
         };
@@ -254,6 +260,8 @@ impl LazyRestore {
         Ok(Self {
             stop,
             thread: Some(thread),
+            uffd: weak,
+            pulse,
         })
     }
 }
@@ -263,32 +271,47 @@ impl LazyRestore {
     pub fn is_finished(&self) -> bool {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
-}
 
-/// Threads that were left behind, because the storage of their snapshot does not answer. What such a thread is about to
-/// bring in may get to any memory at that address that is registered with userfaultfd, of whomever: there is none as long
-/// as it has not ended.
-static LEFT: Mutex<Vec<JoinHandle<()>>> = Mutex::new(Vec::new());
-
-impl Drop for LazyRestore {
-    fn drop(&mut self) {
+    /// Whether the snapshot's storage answers, for which this waits a second at most.
+    pub fn answers(&self) -> bool {
         /// Storage that works has answered by then.
         const PATIENCE: Duration = Duration::from_secs(1);
         const LOOK: Duration = Duration::from_millis(1);
-        let stopped = self.stop.write(1);
-        let Some(thread) = self.thread.take() else {
-            return;
-        };
+        let number = self.pulse.asked.fetch_add(1, Ordering::SeqCst) + 1;
         let until = Instant::now() + PATIENCE;
-        while stopped.is_ok() && !thread.is_finished() && Instant::now() < until {
+        loop {
+            if self.is_finished() || self.pulse.answered.load(Ordering::SeqCst) >= number {
+                return true;
+            }
+            if Instant::now() >= until {
+                return false;
+            }
             thread::sleep(LOOK);
         }
-        if !thread.is_finished() {
-            log::warn!(
-                "the snapshot's storage does not answer: the thread that brings memory in is left behind"
-            );
-            LEFT.lock_unpoisoned().push(thread);
-        } else if thread.join().is_err() {
+    }
+
+    /// Whether a thread waits for memory that has not been loaded.
+    pub fn is_waited_for(&self) -> bool {
+        let Some(uffd) = self.uffd.upgrade() else {
+            return false;
+        };
+        let mut unread = [libc::pollfd {
+            fd: uffd.0.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        let polled = base::poll::poll(&mut unread, Some(Duration::ZERO));
+        polled.is_ok_and(|count| count > 0) || self.pulse.waiting.load(Ordering::SeqCst) > 0
+    }
+}
+
+impl Drop for LazyRestore {
+    fn drop(&mut self) {
+        let stopped = self.stop.write(1);
+        if let Some(thread) = self.thread.take()
+            && stopped.is_ok()
+            && thread.join().is_err()
+        {
             log::error!("the thread that brings memory in panicked");
         }
     }
@@ -375,7 +398,7 @@ impl Area {
 }
 
 struct Transfer {
-    uffd: Userfaultfd,
+    uffd: Arc<Userfaultfd>,
     file: File,
     /// The file up to the end of the last area, as checked.
     source: Mapping,
@@ -383,6 +406,7 @@ struct Transfer {
     zeroes: Mapping,
     areas: Vec<Area>,
     stop: EventFd,
+    pulse: Arc<Pulse>,
     /// Addresses of faults that have not been served yet.
     waiting: VecDeque<u64>,
     /// Where background copying continues: index of an area, and an offset in it.
@@ -401,7 +425,6 @@ impl Transfer {
                 }
                 log::info!("all of the snapshot's memory has been brought in");
             }
-            // Whoever was left behind is missed by nobody.
             Err(_) if self.has_to_stop() => {}
             Err(lost) => self.end(lost, on_loss),
         }
@@ -421,11 +444,19 @@ impl Transfer {
     fn transfer(&mut self) -> Result<Ended, MemoryLost> {
         let mut quiet = QUIET;
         loop {
+            let Pulse {
+                asked,
+                answered,
+                waiting,
+            } = &*self.pulse;
+            answered.store(asked.load(Ordering::SeqCst), Ordering::SeqCst);
+            waiting.store(self.waiting.len(), Ordering::SeqCst);
             let timeout = if self.waiting.is_empty() { quiet } else { 0 };
             match self.look(timeout).map_err(MemoryLost::Wait)? {
                 Wake::Stop => return Ok(Ended::Stopped),
                 Wake::Event(Event::Fault(address)) => {
                     self.waiting.push_back(address);
+                    waiting.store(self.waiting.len(), Ordering::SeqCst);
                     quiet = QUIET;
                 }
                 Wake::Event(Event::Removed(range)) => self.forget(&range),
@@ -881,25 +912,34 @@ mod tests {
     const HANG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn the_end_of_a_vm_leaves_a_thread_behind_that_hangs() {
-        let (end, ends) = mpsc::channel::<()>();
-        let hangs = thread::spawn(move || {
-            let _ = ends.recv();
+    fn who_waits_for_memory_and_whether_its_storage_answers_is_known() {
+        let (transfer, memory) = transfer(4, false);
+        let (uffd, pulse) = (Arc::downgrade(&transfer.uffd), Arc::clone(&transfer.pulse));
+        let stop = transfer.stop.try_clone().unwrap();
+        let (go, goes) = mpsc::channel::<()>();
+        let thread = thread::spawn(move || {
+            goes.recv().unwrap();
+            let _ = run(transfer).0.join();
         });
-        let stop = EventFd::new(EFD_NONBLOCK).unwrap();
-        let (done, dropped) = mpsc::channel();
-        thread::spawn(move || {
-            drop(LazyRestore {
-                stop,
-                thread: Some(hangs),
-            });
-            done.send(()).unwrap();
-        });
-        dropped.recv_timeout(HANG).unwrap();
-        assert_eq!(LEFT.lock().unwrap().len(), 1);
-        drop(end);
-        let left = LEFT.lock().unwrap().pop().unwrap();
-        left.join().unwrap();
+        let lazy = LazyRestore {
+            stop,
+            thread: Some(thread),
+            uffd,
+            pulse,
+        };
+        assert!(!lazy.is_waited_for());
+        let byte = read(memory as u64);
+        while !lazy.is_waited_for() {
+            thread::yield_now();
+        }
+        assert!(!lazy.answers());
+        assert!(byte.try_recv().is_err());
+        go.send(()).unwrap();
+        assert_eq!(byte.recv_timeout(HANG), Ok(1));
+        assert!(lazy.answers());
+        while lazy.is_waited_for() {
+            thread::yield_now();
+        }
     }
 
     #[test]
@@ -971,7 +1011,7 @@ mod tests {
         if memory == libc::MAP_FAILED {
             return None;
         }
-        let uffd = Userfaultfd::open().unwrap();
+        let uffd = Arc::new(Userfaultfd::open().unwrap());
         uffd.register(memory as u64, len).unwrap();
         let transfer = Transfer {
             uffd,
@@ -987,6 +1027,7 @@ mod tests {
                 examined: false,
             }],
             stop: EventFd::new(EFD_NONBLOCK).unwrap(),
+            pulse: Arc::default(),
             waiting: VecDeque::new(),
             ahead: (0, 0),
         };

@@ -1,4 +1,5 @@
-//! A disk whose storage does not answer a flush: a file system in user space (FUSE), which this test serves, holds the flush back.
+//! Storage that does not answer: a file system in user space (FUSE), which this test serves, holds back flushes and writes, or
+//! reads of a part of its file.
 
 use std::{
     ffi::CString,
@@ -83,9 +84,9 @@ fn words(words: &[u32]) -> Vec<u8> {
 }
 
 /// `struct fuse_attr`.
-fn attributes(node: u64) -> Vec<u8> {
+fn attributes(node: u64, size: usize) -> Vec<u8> {
     let (size, mode) = match node {
-        FILE => (SIZE as u64, libc::S_IFREG | 0o600),
+        FILE => (size as u64, libc::S_IFREG | 0o600),
         _ => (0, libc::S_IFDIR | 0o700),
     };
     let mut all = [node, size, size / 512, 0, 0, 0]
@@ -98,8 +99,21 @@ fn attributes(node: u64) -> Vec<u8> {
 /// The flushes and writes that are held back, with their answers; `None` if they are answered.
 type Held = Arc<Mutex<Option<Vec<(u64, Vec<u8>)>>>>;
 
-fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()> {
-    let mut contents = vec![0; SIZE];
+/// The reads that are held back.
+struct Reads {
+    /// From this offset on.
+    from: usize,
+    waiting: Vec<(u64, Vec<u8>)>,
+}
+
+fn serve(
+    fuse: &File,
+    held: &Held,
+    reads: &Mutex<Reads>,
+    flushed: &mpsc::Sender<()>,
+    mut contents: Vec<u8>,
+) -> io::Result<()> {
+    let size = contents.len();
     loop {
         let asked = Asked::read(fuse)?;
         let unique = asked.unique;
@@ -134,14 +148,21 @@ fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()>
             ])),
             LOOKUP => {
                 let entry = [FILE, 0, 0, 0, 0].map(u64::to_ne_bytes).concat();
-                done(&[entry, attributes(FILE)].concat());
+                done(&[entry, attributes(FILE, size)].concat());
             }
-            GETATTR | SETATTR => done(&[vec![0; 16], attributes(asked.node)].concat()),
+            GETATTR | SETATTR => done(&[vec![0; 16], attributes(asked.node, size)].concat()),
             OPEN => done(&[0; 16]),
             READ => {
                 let (at, len) = asked.range();
-                let end = (at + len).min(SIZE);
-                done(&contents[at.min(end)..end]);
+                let end = (at + len).min(size);
+                let body = &contents[at.min(end)..end];
+                let mut reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
+                if end > reads.from {
+                    reads.waiting.push((unique, body.to_vec()));
+                    let _ = flushed.send(());
+                } else {
+                    done(body);
+                }
             }
             WRITE => {
                 let (at, len) = asked.range();
@@ -163,15 +184,22 @@ fn serve(fuse: &File, held: &Held, flushed: &mpsc::Sender<()>) -> io::Result<()>
 }
 
 /// The file system, with one file.
-struct Storage {
+pub struct Storage {
     at: PathBuf,
     fuse: Arc<File>,
     held: Held,
-    flushed: mpsc::Receiver<()>,
+    reads: Arc<Mutex<Reads>>,
+    /// Somebody is held back.
+    pub flushed: mpsc::Receiver<()>,
 }
 
 impl Storage {
     fn mount(at: &Path) -> Option<Self> {
+        Self::of(at, vec![0; SIZE])
+    }
+
+    /// With these contents of its file.
+    pub fn of(at: &Path, contents: Vec<u8>) -> Option<Self> {
         fs::create_dir(at).unwrap();
         let path = CString::new(at.to_str().unwrap()).unwrap();
         let mounted = || -> io::Result<File> {
@@ -195,13 +223,18 @@ impl Storage {
         };
         let held = Held::default();
         let (sender, flushed) = mpsc::channel();
-        let (of_thread, held_back) = (fuse.clone(), held.clone());
+        let reads = Arc::new(Mutex::new(Reads {
+            from: usize::MAX,
+            waiting: Vec::new(),
+        }));
+        let (of_thread, held_back, held_reads) = (fuse.clone(), held.clone(), reads.clone());
         // It ends with the file system.
-        thread::spawn(move || serve(&of_thread, &held_back, &sender));
+        thread::spawn(move || serve(&of_thread, &held_back, &held_reads, &sender, contents));
         Some(Self {
             at: at.to_owned(),
             fuse,
             held,
+            reads,
             flushed,
         })
     }
@@ -211,8 +244,19 @@ impl Storage {
         *self.held.lock().unwrap() = Some(Vec::new());
     }
 
+    /// Reads from this offset on wait from now on.
+    pub fn hold_reads(&self, from: usize) {
+        self.reads.lock().unwrap().from = from;
+    }
+
     /// Answers those that wait, and all others.
-    fn allow(&self) {
+    pub fn allow(&self) {
+        let mut reads = self.reads.lock().unwrap_or_else(PoisonError::into_inner);
+        reads.from = usize::MAX;
+        for (unique, body) in reads.waiting.drain(..) {
+            answer(&self.fuse, unique, 0, &body);
+        }
+        drop(reads);
         let held = self
             .held
             .lock()

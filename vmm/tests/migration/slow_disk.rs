@@ -106,7 +106,7 @@ impl Held {
 /// A process that is held back.
 pub struct Waits(OwnedFd);
 
-fn said(output: &Output) -> String {
+pub fn said(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
