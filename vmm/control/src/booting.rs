@@ -20,7 +20,7 @@ use std::{
 use base::Cancel;
 use devices::thread::ThreadRole;
 use vmm_api::{ApiError, InProgress, Operation, Reply, Request, Response};
-use vmm_config::{Device, DiskConfig};
+use vmm_config::{Device, DiskConfig, FileUse, PmemConfig};
 use vmm_machine::{
     Machine, consoles, devices::DeviceKind, error::MachineError, host::Host, images::Images,
 };
@@ -71,7 +71,10 @@ pub(super) enum Booter {
     Guest,
 }
 
-/// A request for a disk whose image is being opened.
+/// Opens the file of a device that is added.
+type Open = Box<dyn FnOnce(&Images) -> Result<(), MachineError> + Send>;
+
+/// A request for a device whose file is being opened.
 pub(super) type Adding = (Request, Reply, Arc<Images>);
 
 impl Booting {
@@ -317,22 +320,16 @@ impl Control {
         }
     }
 
-    /// Carries out a request for a device. If it is a disk of a live VM, its image is opened before.
+    /// Carries out a request for a device. The file of a disk or of persistent memory is looked for before, and opened for a
+    /// live VM.
     pub(super) fn add_later(&mut self, device: Box<dyn Device>, reply: Reply) {
-        let any: &dyn Any = &*device;
-        let disk = match (&self.life, any.downcast_ref::<DiskConfig>()) {
-            (Life::Live { machine, .. }, Some(disk)) if disk.is_present() => {
-                let mut disk = disk.clone();
-                let free = || machine.devices().free_id(DiskConfig::NAME);
-                disk.common.id.get_or_insert_with(free);
-                disk
-            }
-            _ => return reply.send(self.add(device, None)),
+        let Some(open) = self.to_open(&*device) else {
+            return reply.send(self.add(device, None));
         };
         let started = self
             .check_joins(&*device)
-            .and_then(|()| self.refuse_if_opening(&disk))
-            .and_then(|()| self.start_to_open(disk));
+            .and_then(|()| self.refuse_if_opening(&*device))
+            .and_then(|()| self.start_to_open(device.files(), open));
         match started {
             Ok((number, images)) => {
                 let request = Request::VmAdd(device);
@@ -342,48 +339,77 @@ impl Control {
         }
     }
 
-    /// Refuses a disk whose image is being opened for an earlier request: each would leave a thread behind.
-    fn refuse_if_opening(&self, disk: &DiskConfig) -> Result<(), ApiError> {
-        let is_same = |request: &Request| match request {
-            Request::VmAdd(device) => {
-                let any: &dyn Any = &**device;
-                any.downcast_ref::<DiskConfig>()
-                    .is_some_and(|other| other.path == disk.path)
-            }
-            _ => false,
+    /// What opens the file of a device, if it has one on storage and there is a VM.
+    fn to_open(&self, device: &dyn Device) -> Option<Open> {
+        let any: &dyn Any = device;
+        let machine = match &self.life {
+            Life::None => return None,
+            Life::Live { machine, .. } => Some(machine),
+            Life::Created(_) | Life::Shutdown(_) => None,
         };
-        match (
-            &disk.path,
-            self.adding.values().any(|(request, ..)| is_same(request)),
-        ) {
-            (Some(path), true) => Err(ApiError::wrong_state(format!(
+        let id = |kind, machine: &Machine| {
+            let id = device.common().id.clone();
+            id.unwrap_or_else(|| machine.devices().free_id(kind))
+        };
+        let disk = any.downcast_ref::<DiskConfig>();
+        if let Some(disk) = disk.filter(|disk| disk.is_present()) {
+            let disk = machine.map(|machine| {
+                let mut disk = disk.clone();
+                disk.common.id = Some(id(DiskConfig::NAME, machine));
+                disk
+            });
+            return Some(Box::new(move |images| images.open(disk.as_slice(), false)));
+        }
+        let memory = any.downcast_ref::<PmemConfig>()?.clone();
+        let id = machine.map(|machine| id(PmemConfig::NAME, machine));
+        Some(Box::new(move |images| match id {
+            Some(id) => images.open_memory(&memory, &id),
+            None => Ok(()),
+        }))
+    }
+
+    /// Refuses a device whose file is being opened for an earlier request: each would leave a thread behind.
+    fn refuse_if_opening(&self, device: &dyn Device) -> Result<(), ApiError> {
+        let opening = self
+            .adding
+            .values()
+            .filter_map(|(request, ..)| match request {
+                Request::VmAdd(device) => Some(device.files()),
+                _ => None,
+            });
+        let opening: Vec<_> = opening.flatten().map(|file| file.path).collect();
+        let files = device.files();
+        match files.iter().find(|file| opening.contains(&file.path)) {
+            Some(file) => Err(ApiError::wrong_state(format!(
                 "{} is being opened for an earlier request, and its storage has not answered: wait for that one, or end it \
                  with vm.cancel-migration",
-                path.display()
+                file.path.display()
             ))),
-            _ => Ok(()),
+            None => Ok(()),
         }
     }
 
-    /// Starts to open the image of a disk.
-    fn start_to_open(&mut self, disk: DiskConfig) -> Result<(u64, Arc<Images>), ApiError> {
+    /// Starts to look for the files of a device, and to open them.
+    fn start_to_open(
+        &mut self,
+        files: Vec<FileUse>,
+        open: Open,
+    ) -> Result<(u64, Arc<Images>), ApiError> {
         let number = self.migrations.number();
         let control = self.migrations.on_control();
-        let control = control.map_err(|error| host_error("open a disk", &error))?;
+        let control = control.map_err(|error| host_error("open a file", &error))?;
         let images = Arc::<Images>::default();
         let opening = Arc::clone(&images);
         let open = move || {
-            let opened = check_files(&disk).and_then(|()| {
-                let opened = opening.open(std::slice::from_ref(&disk), false);
-                opened.map_err(|error| failed(&error))
-            });
+            let opened =
+                check_files(&files).and_then(|()| open(&opening).map_err(|error| failed(&error)));
             control.tell(move |control| control.is_open(number, opened));
         };
         self.start_thread_as(ThreadRole::Restore, "_open", Box::new(open))?;
         Ok((number, images))
     }
 
-    /// Plugs in a disk whose image is open, unless its VM is gone. Images that nobody takes may take long to close.
+    /// Adds a device whose file is open, unless its VM is gone. Files that nobody takes may take long to close.
     fn is_open(&mut self, number: u64, opened: Result<(), ApiError>) {
         let Some((request, reply, images)) = self.adding.remove(&number) else {
             return;
@@ -418,13 +444,22 @@ impl Control {
         any
     }
 
-    /// What `vm.info` says about disks whose images are being opened.
+    /// What `vm.info` says about devices whose files are being opened.
     pub(super) fn adding_progress(&self) -> Option<InProgress> {
-        (!self.adding.is_empty()).then(|| InProgress {
-            operation: Operation::AddDisk,
+        let is_disk = |request: &Request| match request {
+            Request::VmAdd(device) => (&**device as &dyn Any).is::<DiskConfig>(),
+            _ => false,
+        };
+        let (request, ..) = self.adding.values().next()?;
+        let (operation, waits_for) = match is_disk(request) {
+            true => (Operation::AddDisk, WAITS_FOR),
+            false => (Operation::AddPmem, "the file of its persistent memory"),
+        };
+        Some(InProgress {
+            operation,
             done_bytes: None,
             total_bytes: None,
-            waits_for: Some(WAITS_FOR.to_owned()),
+            waits_for: Some(waits_for.to_owned()),
         })
     }
 }

@@ -7,7 +7,7 @@ use vmm_api::{
     Response, Status, VmCounters, VmInfo, VmResize, VmSnapshotConfig, VmState, VmmPingResponse,
     metrics::{Metrics, VmMetrics},
 };
-use vmm_config::{Device, FileAccess, Refused, VmConfig};
+use vmm_config::{Device, FileAccess, FileUse, Refused, VmConfig};
 use vmm_confinement::{landlock, seccomp::Spawner};
 use vmm_machine::{
     Machine,
@@ -450,18 +450,18 @@ impl Control {
         Ok(())
     }
 
-    /// Plugs a device into a live machine, or adds it to the configuration for the next boot. The image of a disk may be
-    /// open already.
+    /// Plugs a device into a live machine, or adds it to the configuration for the next boot. Its files may be known to be
+    /// there, and open.
     pub(super) fn add(
         &mut self,
         mut device: Box<dyn Device>,
         images: Option<Arc<Images>>,
     ) -> Answer {
         self.check_joins(&*device)?;
-        if images.is_none() && self.life.config().is_some() {
+        if images.is_none() && self.life.config().is_some() && device.descriptors().is_empty() {
             // A wrong file name is reported to the client that made the error, not to the one that
             // boots the VM.
-            check_files(&*device)?;
+            check_files(&device.files())?;
         }
         match &mut self.life {
             Life::None => Err(ApiError::not_created()),
@@ -477,7 +477,7 @@ impl Control {
                 // Which segments are behind the virtual IOMMU is undecided until the machine boots.
                 device.normalize_segment(vm.iommu_segments());
                 let added = match images {
-                    Some(images) => machine.add_disk(&mut *device, images),
+                    Some(images) => machine.add_open(&mut *device, images),
                     None => machine.add_device(&mut *device),
                 };
                 let (id, bdf) = added.map_err(|e| failed(&e))?;
@@ -538,12 +538,9 @@ pub(super) fn restrict(config: &VmConfig, source: Option<&Path>) -> Result<(), A
     landlock::restrict(config, source).map_err(|error| ApiError::internal(&error))
 }
 
-/// Checks that the files of a device exist, unless it has descriptors.
-pub(super) fn check_files(device: &dyn Device) -> Result<(), ApiError> {
-    if !device.descriptors().is_empty() {
-        return Ok(());
-    }
-    for file in device.files() {
+/// Checks that the files of a device exist.
+pub(super) fn check_files(files: &[FileUse]) -> Result<(), ApiError> {
+    for file in files {
         if file.access == FileAccess::Create {
             continue;
         }

@@ -1,4 +1,5 @@
-//! Disk images that are opened before their devices are made, by a thread that may wait for storage.
+//! Disk images, and files of persistent memory, that are opened before their devices are made, by a thread that may wait for
+//! storage.
 
 use std::{
     mem,
@@ -8,9 +9,9 @@ use std::{
 use base::Unpoisoned;
 use devices::{
     disk::{Disk, DiskOptions, claim::Claim},
-    virtio::blk,
+    virtio::{blk, pmem},
 };
-use vmm_config::{Device, DiskConfig, HasCommonConfig};
+use vmm_config::{Device, DiskConfig, HasCommonConfig, PmemConfig};
 
 use super::{
     devices::DeviceKind,
@@ -27,6 +28,7 @@ struct Opened {
     images: Vec<Image>,
     /// Of the image that is being opened.
     opening: Option<Arc<Claim>>,
+    memories: Vec<Memory>,
     given_up: bool,
 }
 
@@ -35,6 +37,12 @@ struct Image {
     options: DiskOptions,
     disk: Disk,
     claim: Arc<Claim>,
+}
+
+/// A file of persistent memory.
+struct Memory {
+    config: PmemConfig,
+    backing: pmem::Backing,
 }
 
 impl Images {
@@ -64,6 +72,45 @@ impl Images {
             })?;
         }
         Ok(())
+    }
+
+    /// Opens, locks and maps the file of persistent memory, at the speed of the storage.
+    ///
+    /// # Errors
+    /// It cannot be used.
+    pub fn open_memory(&self, config: &PmemConfig, id: &str) -> Result<(), MachineError> {
+        let PmemConfig {
+            file,
+            size,
+            discard_writes,
+            ..
+        } = config.clone();
+        let opened = pmem::Backing::open(file, size, discard_writes);
+        let backing = opened.map_err(|source| MachineError::Device {
+            kind: PmemConfig::NAME,
+            id: id.to_owned(),
+            source: Box::new(DeviceError::of(source)),
+        })?;
+        let mut all = self.0.lock_unpoisoned();
+        if !all.given_up {
+            all.memories.push(Memory {
+                config: config.clone(),
+                backing,
+            });
+        }
+        Ok(())
+    }
+
+    /// Takes the file of this memory if it is open.
+    pub fn take_memory(&self, config: &PmemConfig) -> Option<pmem::Backing> {
+        let mut all = self.0.lock_unpoisoned();
+        let is_same = |its: &Memory| {
+            let its = &its.config;
+            (&its.file, its.size, its.discard_writes)
+                == (&config.file, config.size, config.discard_writes)
+        };
+        let at = all.memories.iter().position(is_same)?;
+        Some(all.memories.swap_remove(at).backing)
     }
 
     fn open_one(&self, options: DiskOptions) -> Result<(), DeviceError> {
@@ -102,15 +149,16 @@ impl Images {
         let open = all.images.iter().map(|image| &image.claim);
         let claims: Vec<_> = open.chain(&all.opening).collect();
         claims.iter().for_each(|claim| claim.give_up());
-        !claims.is_empty()
+        !claims.is_empty() || !all.memories.is_empty()
     }
 
     /// Unlocks and closes all images that were given up, but for one that is being opened: it is unlocked, and closed when
     /// it is open. Takes as long as the storage likes.
     pub fn close(&self) {
-        let (images, opening) = {
+        let (images, opening, _memories) = {
             let mut all = self.0.lock_unpoisoned();
-            (mem::take(&mut all.images), all.opening.clone())
+            let memories = mem::take(&mut all.memories);
+            (mem::take(&mut all.images), all.opening.clone(), memories)
         };
         let claims = images.iter().map(|image| &image.claim);
         claims.chain(&opening).for_each(|claim| claim.release());

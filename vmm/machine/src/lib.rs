@@ -414,14 +414,14 @@ impl Machine {
         Ok((id, bdf))
     }
 
-    /// [`Machine::add_device`] for a disk whose image is open.
-    pub fn add_disk(
+    /// [`Machine::add_device`] for a device whose file is open.
+    pub fn add_open(
         &mut self,
-        disk: &mut dyn Device,
+        device: &mut dyn Device,
         images: Arc<Images>,
     ) -> Result<(String, Bdf), MachineError> {
         self.devices.set_images(images);
-        let added = self.add_device(disk);
+        let added = self.add_device(device);
         self.devices.set_images(Arc::default());
         added
     }

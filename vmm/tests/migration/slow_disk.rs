@@ -487,6 +487,22 @@ fn the_api_answers_while_other_files_of_a_vm_cannot_be_opened() {
     }
     let printed = vmm.printed().len();
     vmm.until("it counts", |vmm| vmm.printed().len() > printed);
+    // Persistent memory that is plugged in.
+    let folder = pmem.parent().unwrap();
+    let other = folder.join("other");
+    File::create_new(&other).unwrap().set_len(2 << 20).unwrap();
+    let persistent = format!("file={},id=other", other.display());
+    let mut held = Held::new(folder).unwrap();
+    let mut adding = start(&vmm, &["add-pmem", &persistent]);
+    let waits = held.waits();
+    assert_eq!(info(&vmm)["in_progress"]["operation"], "AddPmem");
+    held.allow(waits);
+    held.allow_until(|| adding.try_wait().unwrap().is_some());
+    let added = adding.wait_with_output().unwrap();
+    drop(held);
+    assert!(added.status.success(), "{}", said(&added));
+    assert_eq!(info(&vmm)["config"]["pmem"][1]["id"], "other");
+    assert!(!is_free(&other));
 }
 
 #[test]

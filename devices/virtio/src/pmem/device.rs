@@ -78,7 +78,18 @@ impl Pmem {
         space: Arc<dyn AddressSpace>,
         spawner: Arc<dyn ThreadSpawner>,
     ) -> Result<Self, Error> {
-        let backing = Backing::open(options.file, options.size, options.discard_writes)?;
+        let Options { file, size, .. } = &options;
+        let backing = Backing::open(file.clone(), *size, options.discard_writes)?;
+        Self::with(backing, options, space, spawner)
+    }
+
+    /// [`Pmem::new`] for a file that was opened as the options say.
+    pub fn with(
+        backing: Backing,
+        options: Options,
+        space: Arc<dyn AddressSpace>,
+        spawner: Arc<dyn ThreadSpawner>,
+    ) -> Result<Self, Error> {
         let mapping = space
             .map(backing.memory(), ALIGNMENT, None)
             .map_err(|source| Error::Host {

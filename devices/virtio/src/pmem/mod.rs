@@ -10,5 +10,5 @@ mod device;
 mod tests;
 mod worker;
 
-pub use backing::{ALIGNMENT, Error};
+pub use backing::{ALIGNMENT, Backing, Error};
 pub use device::{Options, Pmem, State};

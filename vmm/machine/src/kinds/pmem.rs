@@ -23,12 +23,14 @@ impl DeviceKind for PmemConfig {
             size: self.size,
             discard_writes: self.discard_writes,
         };
-        let pmem = pmem::Pmem::new(
-            options,
-            Arc::clone(&surroundings.address_space),
-            Arc::clone(&surroundings.spawner),
-        )
-        .map_err(DeviceError::of)?;
+        let opened = surroundings.images.take_memory(self);
+        let space = Arc::clone(&surroundings.address_space);
+        let spawner = Arc::clone(&surroundings.spawner);
+        let pmem = match opened {
+            Some(opened) => pmem::Pmem::with(opened, options, space, spawner),
+            None => pmem::Pmem::new(options, space, spawner),
+        };
+        let pmem = pmem.map_err(DeviceError::of)?;
         let handle = pmem.contents().map_or(Handle::None, Handle::Contents);
         Ok(Made {
             function: MadeFunction::Virtio(Box::new(pmem)),
