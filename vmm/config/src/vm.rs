@@ -274,6 +274,15 @@ impl VmConfig {
         self.accel_server.is_some() || gates.next().is_some()
     }
 
+    /// Names of network cards whose taps came as descriptors: they have no name for another process.
+    pub fn unnamed_taps(&self) -> Vec<String> {
+        let cards = self.net.iter().flatten();
+        let unnamed = cards.filter(|card| !card.fds.is_empty());
+        unnamed
+            .map(|card| card.common.id.clone().unwrap_or_default())
+            .collect()
+    }
+
     /// Number of PCI segments.
     pub(super) fn segments(&self) -> u16 {
         self.platform

@@ -417,6 +417,12 @@ impl Control {
         asked: &Asked,
     ) -> Result<Awaited<(Made, Option<Lacks>)>, ApiError> {
         let request = &asked.request;
+        if let Some(card) = snapshot.card_without_tap(&config) {
+            return Err(bad(format!(
+                "the tap of network card {card:?} came as a descriptor, which a snapshot does not contain: give one for it \
+                 (net_fds=[{card}@[FD]])"
+            )));
+        }
         let source = match request.memory_restore_mode {
             MemoryRestoreMode::Copy => MemorySource::Copy,
             MemoryRestoreMode::OnDemand => MemorySource::OnDemand,

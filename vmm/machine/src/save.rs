@@ -62,6 +62,9 @@ pub struct SavedMachine {
     /// It has booted firmware.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     firmware: bool,
+    /// Network cards whose taps came as descriptors, of which its configuration says nothing.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    unnamed_taps: Vec<String>,
 }
 
 /// How the guest's clocks continue.
@@ -137,6 +140,23 @@ pub struct Snapshot {
     /// The archive of its accelerators' applications.
     archive: Option<File>,
     images: Arc<Images>,
+}
+
+impl Snapshot {
+    /// A network card whose tap came as a descriptor, and for which the configuration has none.
+    pub fn card_without_tap(&self, config: &VmConfig) -> Option<&str> {
+        card_without_tap(&self.state.unnamed_taps, config)
+    }
+}
+
+fn card_without_tap<'a>(unnamed: &'a [String], config: &VmConfig) -> Option<&'a str> {
+    let has_tap = |name: &&String| {
+        let mut cards = config.net.iter().flatten();
+        let card = cards.find(|card| card.common.id.as_ref() == Some(*name));
+        card.is_none_or(|card| !card.fds.is_empty())
+    };
+    let mut unnamed = unnamed.iter();
+    unnamed.find(|name| !has_tap(name)).map(String::as_str)
 }
 
 /// What a machine that is made from a snapshot lacks.
@@ -266,8 +286,10 @@ fn io_at(path: &Path) -> impl FnOnce(io::Error) -> MachineError + use<> {
 impl Machine {
     /// What a snapshot of the paused machine consists of.
     pub fn image(&self, config: &VmConfig) -> Result<Image, MachineError> {
+        let mut state = self.state()?;
+        state.unnamed_taps = config.unnamed_taps();
         Ok(Image {
-            state: self.state()?,
+            state,
             version: self.state_version(),
             config: config.clone(),
             regions: self.ram.regions().to_vec(),
@@ -367,6 +389,7 @@ impl Machine {
             saved_at: Some(wall_time()),
             generation: self.generation,
             firmware: self.firmware,
+            unnamed_taps: Vec::new(),
         })
     }
 
@@ -510,6 +533,31 @@ impl SavedMachine {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_card_gets_no_other_tap_than_descriptors() {
+        use std::os::fd::OwnedFd;
+        let card = |id: &str, fds| vmm_config::NetConfig {
+            common: vmm_config::CommonConfig {
+                id: Some(id.to_owned()),
+                ..Default::default()
+            },
+            fds,
+            ..Default::default()
+        };
+        let given = || vec![OwnedFd::from(File::open("/dev/null").unwrap()).into()];
+        let mut config = VmConfig {
+            net: Some(vec![card("a", given()), card("b", Vec::new())]),
+            ..Default::default()
+        };
+        let unnamed = config.unnamed_taps();
+        assert_eq!(unnamed, ["a"]);
+        assert_eq!(card_without_tap(&unnamed, &config), None);
+        config.net = Some(vec![card("a", Vec::new()), card("b", Vec::new())]);
+        assert_eq!(card_without_tap(&unnamed, &config), Some("a"));
+        config.net = None;
+        assert_eq!(card_without_tap(&unnamed, &config), None);
+    }
 
     #[test]
     fn the_clock_advances_by_a_credible_age_only() {

@@ -97,7 +97,7 @@ pub(super) fn make(
         copies: has_applications && request.accel_copies,
         postcopy,
         gpu_driver: takes_programs.then(|| gpu_driver(machine)).flatten(),
-        tap_descriptors: unnamed_taps(config),
+        tap_descriptors: config.unnamed_taps(),
     };
     let plan = Plan {
         offer,
@@ -148,7 +148,7 @@ fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration
     match request.local {
         true => reasons.extend(machine.reasons_not_to_share()),
         false => {
-            let unnamed = unnamed_taps(&judged).into_iter();
+            let unnamed = judged.unnamed_taps().into_iter();
             reasons.extend(unnamed.map(|id| {
                 format!(
                     "network card {id:?} has a tap that came as a descriptor, which another process cannot open: remove the \
@@ -158,15 +158,6 @@ fn reasons_to_stay(config: &VmConfig, machine: &Machine, request: &SendMigration
         }
     }
     reasons
-}
-
-/// Names of network cards whose taps have no name for another process.
-pub(super) fn unnamed_taps(config: &VmConfig) -> Vec<String> {
-    let cards = config.net.iter().flatten();
-    let unnamed = cards.filter(|card| !card.fds.is_empty());
-    unnamed
-        .map(|card| card.common.id.clone().unwrap_or_default())
-        .collect()
 }
 
 /// Converts a region for the offer.

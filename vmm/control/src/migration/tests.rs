@@ -37,10 +37,10 @@ fn a_tap_without_a_name_stays_and_is_kept_where_it_is_handed_over() {
     let mut config = VmConfig::default();
     let mut card = NetConfig::parse("id=lan").unwrap();
     config.net = Some(vec![card.clone()]);
-    assert_eq!(plan::unnamed_taps(&config), [""; 0]);
+    assert_eq!(config.unnamed_taps(), [""; 0]);
     card.fds = vec![end().into()];
     config.net = Some(vec![card.clone()]);
-    assert_eq!(plan::unnamed_taps(&config), ["lan"]);
+    assert_eq!(config.unnamed_taps(), ["lan"]);
     // A configuration that is sent has no descriptors.
     card.fds.clear();
     let named = NetConfig::parse("id=wan,tap=t").unwrap();
@@ -49,11 +49,11 @@ fn a_tap_without_a_name_stays_and_is_kept_where_it_is_handed_over() {
     given.add_tap("lan".to_owned(), 0, end());
     given.add_tap("wan".to_owned(), 0, end());
     arrival::keep_taps(&mut config, &[], &given).unwrap();
-    let kept = plan::unnamed_taps(&config);
+    let kept = config.unnamed_taps();
     assert_eq!(kept, [""; 0], "the source has made it");
     let both = ["lan", "wan"].map(str::to_owned);
     arrival::keep_taps(&mut config, &both, &given).unwrap();
-    assert_eq!(plan::unnamed_taps(&config), ["lan"]);
+    assert_eq!(config.unnamed_taps(), ["lan"]);
     assert_eq!(given.taps("lan").len(), 1, "the machine gets it, too");
 }
 
