@@ -21,7 +21,7 @@ use super::{
     Control,
     life::{Life, RunState},
     migration::{Job, OVER, host_error},
-    requests::{failed, place},
+    requests::failed,
 };
 
 /// A snapshot that waits for workers.
@@ -43,24 +43,34 @@ enum Then {
 
 impl Control {
     /// `vm.snapshot` with `accel=save`: replies when everything is written.
-    pub(super) fn save_with_applications(&mut self, snapshot: VmSnapshotConfig, reply: Reply) {
-        let then = self.refuse_if_moving().and_then(|()| {
-            Ok(match self.suspends_programs()? {
-                true => {
-                    // A file is made there before anything stops. Others may have it until it is written.
-                    let directory = place(snapshot.directory(), &snapshot.destination_url)?;
-                    let trial =
-                        Saving::new(directory).and_then(|saving| saving.archive().map(drop));
-                    trial.map_err(|error| failed(&error))?;
-                    Then::Pause(snapshot)
-                }
-                false => Then::Write(self.begin_snapshot(&snapshot)?),
-            })
+    pub(super) fn save_with_applications(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
+        let suspends = self.refuse_if_moving().and_then(|()| {
+            let suspends = self.suspends_programs()?;
+            if !suspends {
+                self.on_paused("saved", |_, _| Ok(()))?;
+            }
+            Ok(suspends)
         });
-        match then {
-            Ok(then) => self.wait_for_workers(then, reply),
-            Err(error) => reply.send(Err(error)),
-        }
+        let suspends = match suspends {
+            Ok(suspends) => suspends,
+            Err(error) => return reply.send(Err(error)),
+        };
+        let of_then = snapshot.clone();
+        let then = move |control: &mut Self, saving: Saving, reply: Reply| {
+            let then = match suspends {
+                // Files can be made there. Others may have it until it is written.
+                true => Ok(Then::Pause(of_then)),
+                false => {
+                    let begun = control.begin_snapshot(of_then.detach);
+                    begun.map(|()| Then::Write(saving))
+                }
+            };
+            match then {
+                Ok(then) => control.wait_for_workers(then, reply),
+                Err(error) => reply.send(Err(error)),
+            }
+        };
+        self.with_folder(snapshot, then, reply);
     }
 
     /// Whether the guest, which runs, is to suspend programs first.

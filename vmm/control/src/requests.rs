@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, 
 
 use vmm_api::{
     AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, PciDeviceInfo, Reply, Request,
-    Response, Status, VmCounters, VmInfo, VmResize, VmSnapshotConfig, VmState, VmmPingResponse,
+    Response, Status, VmCounters, VmInfo, VmResize, VmState, VmmPingResponse,
     metrics::{Metrics, VmMetrics},
 };
 use vmm_config::{Device, FileAccess, FileUse, Refused, VmConfig};
@@ -15,7 +15,6 @@ use vmm_machine::{
     host::{Host, Shell},
     images::Images,
     resize::no_balloon,
-    save::Saving,
 };
 
 use super::{
@@ -42,7 +41,7 @@ impl Handler for Control {
             Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
             Request::VmMoveAccel(request) => self.move_accel(request, reply),
             Request::VmSnapshot(snapshot) if snapshot.accel == AccelInSnapshot::Save => {
-                self.save_with_applications(snapshot, reply);
+                self.save_with_applications(&snapshot, reply);
             }
             Request::VmSnapshot(snapshot) => self.snapshot_later(&snapshot, reply),
             Request::VmCoredump(dump) => {
@@ -269,22 +268,16 @@ impl Control {
         };
     }
 
-    /// Prepares a snapshot of a paused machine.
-    pub(super) fn begin_snapshot(
-        &mut self,
-        snapshot: &VmSnapshotConfig,
-    ) -> Result<Saving, ApiError> {
-        let directory = place(snapshot.directory(), &snapshot.destination_url)?;
+    /// Prepares a snapshot of a paused machine, whose folder is ready.
+    pub(super) fn begin_snapshot(&mut self, detach: bool) -> Result<(), ApiError> {
         self.on_paused("saved", |_, _| Ok(()))?;
-        let saving = Saving::new(directory).map_err(|e| failed(&e))?;
-        if snapshot.detach {
+        if detach {
             // Only after it is certain that a snapshot is possible: they do not come back.
-            saving.try_out().map_err(|e| failed(&e))?;
             self.detach_physical()?;
             self.on_paused("saved", |machine, _| machine.devices().detach())?;
         }
         self.monitor.emit("vm", "snapshotting", &[]);
-        Ok(saving)
+        Ok(())
     }
 
     /// The process's resources for a new machine. Threads inherit the confinement that the control

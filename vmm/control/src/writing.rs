@@ -35,8 +35,13 @@ pub(super) struct Written {
     /// Applications of accelerators, which continue when this is dropped.
     stopped: Option<Stopped>,
     /// How it ended. The control thread is told afterwards that it did.
-    ended: mpsc::Receiver<Result<(), MachineError>>,
+    ended: mpsc::Receiver<Result<Option<Saving>, MachineError>>,
+    /// What follows if it brings a folder for the snapshot.
+    then: Option<Then>,
 }
+
+/// What follows when the folder of a snapshot is ready, and locked.
+type Then = Box<dyn FnOnce(&mut Control, Saving, Reply) + Send>;
 
 impl Written {
     /// The activity, as the beginning of a sentence.
@@ -87,8 +92,16 @@ impl Control {
     /// `vm.snapshot` without applications: replies when everything is written.
     pub(super) fn snapshot_later(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
         if snapshot.detach {
-            return match self.begin_snapshot(snapshot) {
-                Ok(saving) => self.write_snapshot(saving, None, reply),
+            let paused = self.on_paused("saved", |_, _| Ok(()));
+            return match paused {
+                Ok(()) => self.with_folder(
+                    snapshot,
+                    |control, saving, reply| match control.begin_snapshot(true) {
+                        Ok(()) => control.write_snapshot(saving, None, reply),
+                        Err(error) => reply.send(Err(error)),
+                    },
+                    reply,
+                ),
                 Err(error) => reply.send(Err(error)),
             };
         }
@@ -102,19 +115,34 @@ impl Control {
                 self.monitor.emit("vm", "snapshotting", &[]);
                 let total = image.memory();
                 let work = move |writing: &Writing| {
-                    let saving = Saving::new(&directory)?;
-                    // The folder may have hung for long.
-                    let wanted = writing.advance(0);
-                    wanted.map_err(|source| MachineError::ConfigFile {
-                        path: directory,
-                        source,
-                    })?;
+                    let saving = wanted_folder(directory, writing)?;
                     image.write(saving, writing)
                 };
                 self.write(Operation::Snapshot, total, None, work, reply);
             }
             Err(error) => reply.send(Err(error)),
         }
+    }
+
+    /// Makes the folder of a snapshot, locks it, and tries whether files can be made there, at the speed of its storage. Then
+    /// the snapshot begins.
+    pub(super) fn with_folder(
+        &mut self,
+        snapshot: &VmSnapshotConfig,
+        then: impl FnOnce(&mut Self, Saving, Reply) + Send + 'static,
+        reply: Reply,
+    ) {
+        let directory = match place(snapshot.directory(), &snapshot.destination_url) {
+            Ok(directory) => directory.to_owned(),
+            Err(error) => return reply.send(Err(error)),
+        };
+        let work = move |writing: &Writing| {
+            let saving = wanted_folder(directory, writing)?;
+            saving.try_out()?;
+            Ok(Some(saving))
+        };
+        let then = Some(Box::new(then) as Then);
+        self.write_and(Operation::Snapshot, 0, None, work, reply, then);
     }
 
     /// Writes the snapshot of a machine whose applications, if there are any, are saved.
@@ -166,6 +194,19 @@ impl Control {
         work: impl FnOnce(&Writing) -> Result<(), MachineError> + Send + 'static,
         reply: Reply,
     ) {
+        let work = |writing: &Writing| work(writing).map(|()| None);
+        self.write_and(operation, total, stopped, work, reply, None);
+    }
+
+    fn write_and(
+        &mut self,
+        operation: Operation,
+        total: u64,
+        stopped: Option<Stopped>,
+        work: impl FnOnce(&Writing) -> Result<Option<Saving>, MachineError> + Send + 'static,
+        reply: Reply,
+        then: Option<Then>,
+    ) {
         let number = self.migrations.number();
         let (end, ended) = mpsc::channel();
         let writing = Writing::new(total);
@@ -197,6 +238,7 @@ impl Control {
             reply,
             stopped,
             ended,
+            then,
         });
     }
 
@@ -206,10 +248,18 @@ impl Control {
             return;
         }
         match mem::replace(&mut self.migrations.job, Job::None) {
-            Job::Writing(job) => {
+            Job::Writing(mut job) => {
                 // It was sent before this was.
-                if let Ok(written) = job.ended.recv() {
-                    self.answer(job, written);
+                let Ok(written) = job.ended.recv() else {
+                    return;
+                };
+                match (written, job.then.take()) {
+                    (Ok(Some(_)), _) if job.writing.is_cancelled() => {
+                        let why = "the VM is not saved: it was cancelled";
+                        job.reply.send(Err(ApiError::wrong_state(why)));
+                    }
+                    (Ok(Some(saving)), Some(then)) => then(self, saving, job.reply),
+                    (written, _) => self.answer(job, written.map(drop)),
                 }
             }
             other => self.migrations.job = other,
@@ -278,10 +328,21 @@ impl Control {
             _ => job.ended.recv().ok(),
         };
         match written {
-            Some(written) => self.answer(job, written),
+            Some(written) => self.answer(job, written.map(drop)),
             None => job.reply.send(Err(ApiError::wrong_state(OVER))),
         }
     }
+}
+
+/// The folder of a snapshot, unless that was cancelled: the folder may have hung for long.
+fn wanted_folder(directory: PathBuf, writing: &Writing) -> Result<Saving, MachineError> {
+    let saving = Saving::new(&directory)?;
+    let wanted = writing.advance(0);
+    wanted.map_err(|source| MachineError::ConfigFile {
+        path: directory,
+        source,
+    })?;
+    Ok(saving)
 }
 
 #[cfg(test)]

@@ -196,15 +196,16 @@ fn the_api_answers_while_a_snapshot_waits_for_its_disk() {
     assert!(again.status.success(), "{}", said(&again));
     assert_ne!(state(&directory), before);
     // The folder itself.
-    let mut held = Held::opening(&directory).unwrap();
-    let mut saving = start(&vmm, &["snapshot", path]);
-    let waits = held.waits();
-    assert_eq!(info(&vmm)["in_progress"]["operation"], "Snapshot");
-    held.allow(waits);
-    held.allow_until(|| saving.try_wait().unwrap().is_some());
-    let saved = saving.wait_with_output().unwrap();
-    assert!(saved.status.success(), "{}", said(&saved));
-    drop(held);
+    for how in [&[][..], &["--detach"], &["--accel", "save"]] {
+        let mut held = Held::opening(&directory).unwrap();
+        let mut saving = start(&vmm, &[&["snapshot", path], how].concat());
+        let waits = held.waits();
+        assert_eq!(info(&vmm)["in_progress"]["operation"], "Snapshot");
+        held.allow(waits);
+        held.allow_until(|| saving.try_wait().unwrap().is_some());
+        let saved = saving.wait_with_output().unwrap();
+        assert!(saved.status.success(), "{how:?}: {}", said(&saved));
+    }
     assert!(vmm.ctl(&["resume"]).status.success());
 }
 
