@@ -56,11 +56,10 @@ impl Control {
             Err(error) => return reply.send(Err(error)),
         };
         let of_then = snapshot.clone();
-        let then = move |control: &mut Self, saving: Saving, reply: Reply| {
-            let then = match suspends {
-                // Files can be made there. Others may have it until it is written.
-                true => Ok(Then::Pause(of_then)),
-                false => {
+        let then = move |control: &mut Self, saving: Option<Saving>, reply: Reply| {
+            let then = match saving {
+                None => Ok(Then::Pause(of_then)),
+                Some(saving) => {
                     let begun = control.begin_snapshot(of_then.detach);
                     begun.map(|()| Then::Write(saving))
                 }
@@ -70,7 +69,7 @@ impl Control {
                 Err(error) => reply.send(Err(error)),
             }
         };
-        self.with_folder(snapshot, then, reply);
+        self.with_folder(snapshot, !suspends, then, reply);
     }
 
     /// Whether the guest, which runs, is to suspend programs first.
@@ -117,10 +116,12 @@ impl Control {
         let mut ports = machine.devices().ports();
         match then {
             Then::Write(saving) => {
-                let mut archive = saving.archive().map_err(|error| failed(&error))?;
+                let archive = saving.archive();
                 self.start_thread(move || {
-                    let standing = applications::stop(ports, cancel);
-                    let saved = standing.and_then(|all| Ok(all.save(&mut archive)?));
+                    let saved = archive().and_then(|mut archive| {
+                        let standing = applications::stop(ports, cancel);
+                        standing.and_then(|all| Ok(all.save(&mut archive)?))
+                    });
                     control.ask(move |control| control.workers_are_ready(number, saved));
                 })
             }

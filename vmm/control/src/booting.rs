@@ -38,7 +38,7 @@ use super::{
 const WAITS_FOR: &str = "images of its disks";
 
 /// Storage that works answers by then: requests come before or after a boot, and not amid it.
-const SOON: Duration = Duration::from_millis(50);
+pub(super) const SOON: Duration = Duration::from_millis(50);
 
 /// A VM that is being booted.
 pub(super) struct Booting {

@@ -245,7 +245,7 @@ pub fn run(
             let in_time = LastResort::start(last_resort::PATIENCE, last_resort::leave)
                 .inspect_err(|error| log::warn!("the end may have to wait for storage: {error}"));
             control.end_writing();
-            control.end_life();
+            control.end_with_process();
             // Machines and images that are under way.
             control.migrations.job = migration::Job::None;
             control.forget_disks(migration::OVER);
@@ -388,6 +388,13 @@ impl Control {
                 self.monitor
                     .emit("guest", "failed", &[("reason", &error.to_string())]);
                 self.exit = Some(ExitReason::GuestFailed);
+            }
+            // Of a machine that has ended meanwhile.
+            MachineEvent::MemoryLost(error)
+                if !matches!(self.life, Life::Live { .. })
+                    && !matches!(self.migrations.job, migration::Job::Restoring(_)) =>
+            {
+                log::info!("memory of a VM that has ended is lost: {}", Chain(&error));
             }
             MachineEvent::MemoryLost(error) => {
                 log::error!("the guest is lost: {}", Chain(&error));

@@ -57,6 +57,17 @@ impl Queue {
     }
 }
 
+impl Queue {
+    /// Waits this long until no thread makes or ends a machine. Returns whether there is none.
+    pub fn is_empty_within(&self, patience: Duration) -> bool {
+        let Shared { places, left } = &*self.0;
+        let places = places.lock_unpoisoned();
+        let waited = left.wait_timeout_while(places, patience, |places| !places.taken.is_empty());
+        let (places, _) = waited.unwrap_or_else(PoisonError::into_inner);
+        places.taken.is_empty()
+    }
+}
+
 impl Place {
     /// Waits until all places before this one have been left. Returns whether they have; otherwise it was cancelled.
     pub fn wait(&self, cancel: &Cancel) -> bool {
@@ -106,6 +117,7 @@ mod tests {
         drop(first);
         assert!(waited.recv().unwrap());
         thread.join().unwrap();
+        assert!(queue.is_empty_within(Duration::ZERO));
         // Whoever gives up holds up nobody.
         let [_, last] = [queue.place(), queue.place()];
         assert!(last.wait(&Cancel::default()));

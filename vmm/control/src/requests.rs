@@ -1,6 +1,8 @@
 //! The implementation of each API call.
 
-use std::{collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, sync::Arc};
+use std::{
+    collections::BTreeMap, error::Error as StdError, fs, mem, path::Path, sync::Arc, time::Duration,
+};
 
 use vmm_api::{
     AccelInSnapshot, ApiError, DeviceNode, Handler, InProgress, PciDeviceInfo, Reply, Request,
@@ -227,12 +229,17 @@ impl Control {
         Ok(())
     }
 
-    /// Ends a machine. If its devices may wait for memory that is being restored on demand, and that storage does not
-    /// bring, a thread waits for that; meanwhile its files stay in use.
+    /// Ends a machine whose requests are held, or that never ran. If its devices may wait for memory that is being restored on
+    /// demand, and that storage does not bring, a thread waits for that; meanwhile its files stay in use.
     pub(super) fn end(&self, machine: Box<Machine>) {
         if machine.has_its_memory() {
             return drop(machine);
         }
+        machine.needs_no_memory();
+        self.end_later(machine);
+    }
+
+    fn end_later(&self, machine: Box<Machine>) {
         log::warn!(
             "the storage of the VM's snapshot does not answer: files of the VM stay in use until it does"
         );
@@ -240,10 +247,15 @@ impl Control {
         self.forget((machine, self.queue.place()));
     }
 
-    /// Ends the machine, if there is one; nothing remains of the VM.
-    pub(super) fn end_life(&mut self) {
-        if let Life::Live { machine, .. } = mem::take(&mut self.life) {
-            self.end(machine);
+    /// Ends the machine, if there is one, because the process ends.
+    pub(super) fn end_with_process(&mut self) {
+        /// Time for its disks, whose storage may work.
+        const PATIENCE: Duration = Duration::from_secs(3);
+        if let Life::Live { machine, .. } = mem::take(&mut self.life)
+            && !machine.has_its_memory()
+        {
+            self.end_later(machine);
+            self.queue.is_empty_within(PATIENCE);
         }
     }
 

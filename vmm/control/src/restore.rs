@@ -72,6 +72,8 @@ enum Stage {
     Machine {
         images: Arc<Images>,
         made: Awaited<(Made, Option<Lacks>)>,
+        /// To be cancelled if nobody waits for it any more.
+        unwanted: Cancel,
     },
     /// Its memory.
     Memory {
@@ -265,7 +267,9 @@ impl Control {
     }
 
     fn give_up_restore(&mut self, reply: Reply, error: ApiError) {
-        self.end_life();
+        if let Life::Live { machine, .. } = mem::take(&mut self.life) {
+            self.end(machine);
+        }
         self.receiver.clear();
         reply.send(Err(error));
     }
@@ -310,14 +314,18 @@ impl Control {
                     .take()
                     .and_then(|snapshot| self.make(begun, config, snapshot, asked));
                 match made {
-                    Ok(made) => Ok(Some(Stage::Machine { images, made })),
+                    Ok((made, unwanted)) => Ok(Some(Stage::Machine {
+                        images,
+                        made,
+                        unwanted,
+                    })),
                     Err(error) => {
                         self.close(images);
                         Err(error)
                     }
                 }
             }
-            Stage::Machine { images, made } => {
+            Stage::Machine { images, made, .. } => {
                 let made = made.take();
                 // What the machine has not taken.
                 self.close(images);
@@ -415,7 +423,7 @@ impl Control {
         mut config: Box<VmConfig>,
         snapshot: Snapshot,
         asked: &Asked,
-    ) -> Result<Awaited<(Made, Option<Lacks>)>, ApiError> {
+    ) -> Result<(Awaited<(Made, Option<Lacks>)>, Cancel), ApiError> {
         let request = &asked.request;
         if let Some(card) = snapshot.card_without_tap(&config) {
             return Err(bad(format!(
@@ -432,8 +440,11 @@ impl Control {
             RestoredClock::Continue => ClockSource::Continue,
         };
         let host = self.host()?;
-        self.spawn_maker(begun, move |place| {
-            let (machine, mut rest) = Machine::restore(&mut config, snapshot, source, clock, host)?;
+        let unwanted = Cancel::default();
+        let of_machine = unwanted.clone();
+        let made = self.spawn_maker(begun, move |place| {
+            let (machine, mut rest) =
+                Machine::restore(&mut config, snapshot, source, clock, host, of_machine)?;
             let mut made = Made {
                 config,
                 machine: Box::new(machine),
@@ -451,7 +462,8 @@ impl Control {
                 }
             };
             Ok((made, lacks))
-        })
+        })?;
+        Ok((made, unwanted))
     }
 
     /// Starts to read the memory of a machine.
@@ -560,7 +572,12 @@ impl Control {
     fn forget_stage(&self, stage: Stage) {
         match stage {
             Stage::Files { images, .. } => self.close(images),
-            Stage::Machine { images, made } => {
+            Stage::Machine {
+                images,
+                made,
+                unwanted,
+            } => {
+                unwanted.cancel();
                 self.close(images);
                 self.forget(made);
             }

@@ -289,14 +289,14 @@ impl Control {
                 match machine.devices().removable(&device.id) {
                     Ok(slot) => {
                         machine.devices().hold_in(slot, waited)?;
-                        machine.check_devices_have_memory()
+                        machine.check_memory_comes()
                     }
                     Err(_) => Ok(()),
                 }
             }
             Some((Request::VmPause, _)) => {
                 machine.hold(waited)?;
-                machine.check_devices_have_memory()
+                machine.check_memory_comes()
             }
             _ => machine.hold(waited),
         }
@@ -368,7 +368,7 @@ impl Control {
     pub(super) fn ejected_when_quiet(&mut self, slot: Bdf) {
         let held = self.life.machine_mut().map(|machine| {
             machine.devices().hold_in(slot, Duration::ZERO)?;
-            machine.check_devices_have_memory()
+            machine.check_memory_comes()
         });
         match held {
             Some(Err(error)) => {

@@ -40,8 +40,8 @@ pub(super) struct Written {
     then: Option<Then>,
 }
 
-/// What follows when the folder of a snapshot is ready, and locked.
-type Then = Box<dyn FnOnce(&mut Control, Saving, Reply) + Send>;
+/// What follows when the folder of a snapshot is ready, and locked if it is brought.
+type Then = Box<dyn FnOnce(&mut Control, Option<Saving>, Reply) + Send>;
 
 impl Written {
     /// The activity, as the beginning of a sentence.
@@ -96,9 +96,10 @@ impl Control {
             return match paused {
                 Ok(()) => self.with_folder(
                     snapshot,
-                    |control, saving, reply| match control.begin_snapshot(true) {
-                        Ok(()) => control.write_snapshot(saving, None, reply),
-                        Err(error) => reply.send(Err(error)),
+                    true,
+                    |control, saving, reply| match (saving, control.begin_snapshot(true)) {
+                        (Some(saving), Ok(())) => control.write_snapshot(saving, None, reply),
+                        (_, begun) => reply.send(begun.map(|()| Response::Empty)),
                     },
                     reply,
                 ),
@@ -125,11 +126,12 @@ impl Control {
     }
 
     /// Makes the folder of a snapshot, locks it, and tries whether files can be made there, at the speed of its storage. Then
-    /// the snapshot begins.
+    /// the snapshot begins; unless the folder is to be `kept`, others may have it until it is written.
     pub(super) fn with_folder(
         &mut self,
         snapshot: &VmSnapshotConfig,
-        then: impl FnOnce(&mut Self, Saving, Reply) + Send + 'static,
+        kept: bool,
+        then: impl FnOnce(&mut Self, Option<Saving>, Reply) + Send + 'static,
         reply: Reply,
     ) {
         let directory = match place(snapshot.directory(), &snapshot.destination_url) {
@@ -139,7 +141,7 @@ impl Control {
         let work = move |writing: &Writing| {
             let saving = wanted_folder(directory, writing)?;
             saving.try_out()?;
-            Ok(Some(saving))
+            Ok(kept.then_some(saving))
         };
         let then = Some(Box::new(then) as Then);
         self.write_and(Operation::Snapshot, 0, None, work, reply, then);
@@ -254,11 +256,12 @@ impl Control {
                     return;
                 };
                 match (written, job.then.take()) {
-                    (Ok(Some(_)), _) if job.writing.is_cancelled() => {
+                    (Ok(saving), Some(_)) if job.writing.is_cancelled() => {
+                        self.forget(saving);
                         let why = "the VM is not saved: it was cancelled";
                         job.reply.send(Err(ApiError::wrong_state(why)));
                     }
-                    (Ok(Some(saving)), Some(then)) => then(self, saving, job.reply),
+                    (Ok(saving), Some(then)) => then(self, saving, job.reply),
                     (written, _) => self.answer(job, written.map(drop)),
                 }
             }
@@ -322,7 +325,8 @@ impl Control {
             Operation::ResizeDisk => job.ended.recv_timeout(patience).ok(),
             // A timeout is as good as the end: a cancelled snapshot never takes another one's place.
             _ if job.writing.cancel() => {
-                let _ = job.ended.recv_timeout(patience);
+                // If it is a folder, its storage may hang.
+                self.forget(job.ended.recv_timeout(patience));
                 None
             }
             _ => job.ended.recv().ok(),

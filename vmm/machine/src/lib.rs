@@ -518,11 +518,19 @@ impl Machine {
         self.lazy.as_ref().is_none_or(LazyRestore::answers)
     }
 
-    /// Fails if a device of a machine whose vCPUs are stopped waits for memory that is being restored on demand.
-    pub fn check_devices_have_memory(&self) -> Result<(), MachineError> {
-        match self.lazy.as_ref().is_some_and(LazyRestore::is_waited_for) {
-            true => Err(MachineError::MemoryAwaited),
-            false => Ok(()),
+    /// Fails if a device may wait for memory that is being restored on demand, and the snapshot's storage has not answered
+    /// since this was asked before.
+    pub fn check_memory_comes(&self) -> Result<(), MachineError> {
+        match self.lazy.as_ref().is_none_or(LazyRestore::brings) {
+            true => Ok(()),
+            false => Err(MachineError::MemoryAwaited),
+        }
+    }
+
+    /// To be called before the end of a machine whose requests are held: that its memory is lost concerns nobody any more.
+    pub fn needs_no_memory(&self) {
+        if let Some(lazy) = &self.lazy {
+            lazy.give_up();
         }
     }
 

@@ -221,12 +221,14 @@ impl Saving {
             .map_err(io_at(&path))
     }
 
-    /// The archive to which accelerators' applications are written before the machine is saved: workers may signal
+    /// Makes the archive, at the speed of the storage, to which accelerators' applications are written before the machine is saved: workers may signal
     /// until they are stopped, and those signals are part of the state of the interrupt controllers.
-    pub fn archive(&self) -> Result<Archive, MachineError> {
+    pub fn archive(&self) -> impl FnOnce() -> Result<Archive, MachineError> + Send + use<> {
         let path = self.staged.path(vmm_snapshot::APPLICATIONS);
-        let file = memory_file::create_private(&path).map_err(io_at(&path))?;
-        Ok(Archive::new(file))
+        move || {
+            let file = memory_file::create_private(&path).map_err(io_at(&path))?;
+            Ok(Archive::new(file))
+        }
     }
 }
 
@@ -299,13 +301,15 @@ impl Machine {
     }
 
     /// Makes the machine of a snapshot, without vCPUs. What is left to do: its memory is read, possibly by another thread
-    /// ([`Contents::read`]), then the rest is restored ([`Machine::complete`]).
+    /// ([`Contents::read`]), then the rest is restored ([`Machine::complete`]). Whoever does not want it any more cancels
+    /// `unwanted`.
     pub fn restore(
         config: &mut VmConfig,
         snapshot: Snapshot,
         source: MemorySource,
         clock: ClockSource,
         mut host: Host,
+        unwanted: Cancel,
     ) -> Result<(Self, Rest), MachineError> {
         let Snapshot {
             folder,
@@ -328,6 +332,7 @@ impl Machine {
                 report: Box::new(move |lost| events.send(MachineEvent::MemoryLost(lost))),
                 patience: END_PATIENCE,
                 end: end_process,
+                unwanted,
             };
             // Before devices access the memory: pages that they touch first would stay as they are then.
             let lazy = LazyRestore::start(&memory, &machine.ram, &ranges, &*spawner, on_loss)?;

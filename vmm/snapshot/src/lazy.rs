@@ -31,7 +31,7 @@ use std::{
 };
 
 use base::{
-    Access, Mapping,
+    Access, Cancel, Mapping,
     regular_file::{self, Links},
 };
 use devices::thread::{ThreadRole, ThreadSpawner};
@@ -153,6 +153,9 @@ pub struct OnLoss {
     pub patience: Duration,
     /// Ends the process if the control loop has not done so by then.
     pub end: fn(),
+    /// Cancelled when nothing that uses the memory runs any more, but for what is about to end: then nobody is told, and who
+    /// waits for lost memory gets zeroes.
+    pub unwanted: Cancel,
 }
 
 /// The transfer in progress. Dropping it ends the thread, at the speed of the snapshot's storage, and
@@ -163,6 +166,9 @@ pub struct LazyRestore {
     /// Closed when the thread ends.
     uffd: Weak<Userfaultfd>,
     pulse: Arc<Pulse>,
+    unwanted: Cancel,
+    /// The number of the last question of [`LazyRestore::brings`].
+    looked: AtomicU64,
 }
 
 /// What the thread says of itself.
@@ -239,6 +245,7 @@ impl LazyRestore {
         }
         let stop = EventFd::new(EFD_NONBLOCK).map_err(LazyError::Thread)?;
         let (pulse, weak) = (Arc::<Pulse>::default(), Arc::downgrade(&uffd));
+        let unwanted = on_loss.unwanted.clone();
         let transfer = Transfer {
             uffd,
             file,
@@ -262,6 +269,8 @@ impl LazyRestore {
             thread: Some(thread),
             uffd: weak,
             pulse,
+            unwanted,
+            looked: AtomicU64::new(0),
         })
     }
 }
@@ -290,8 +299,24 @@ impl LazyRestore {
         }
     }
 
+    /// Whether nobody waits for memory, or the snapshot's storage has answered since this was asked before.
+    pub fn brings(&self) -> bool {
+        let looked = self.looked.load(Ordering::SeqCst);
+        let has_answered = looked > 0 && self.pulse.answered.load(Ordering::SeqCst) >= looked;
+        if looked == 0 || has_answered {
+            let number = self.pulse.asked.fetch_add(1, Ordering::SeqCst) + 1;
+            self.looked.store(number, Ordering::SeqCst);
+        }
+        has_answered || !self.is_waited_for()
+    }
+
+    /// Nothing that uses the memory runs any more, but for what is about to end.
+    pub fn give_up(&self) {
+        self.unwanted.cancel();
+    }
+
     /// Whether a thread waits for memory that has not been loaded.
-    pub fn is_waited_for(&self) -> bool {
+    fn is_waited_for(&self) -> bool {
         let Some(uffd) = self.uffd.upgrade() else {
             return false;
         };
@@ -425,7 +450,7 @@ impl Transfer {
                 }
                 log::info!("all of the snapshot's memory has been brought in");
             }
-            Err(_) if self.has_to_stop() => {}
+            Err(_) if self.has_to_stop() || on_loss.unwanted.is_cancelled() => {}
             Err(lost) => self.end(lost, on_loss),
         }
     }
@@ -479,6 +504,8 @@ impl Transfer {
     /// Has the VM ended. Until the process is gone, `self` keeps userfaultfd open: if it were
     /// closed, the kernel would fill in zeroes.
     fn end(&self, lost: MemoryLost, on_loss: &OnLoss) {
+        /// Interval for looking at whether the memory is wanted.
+        const LOOK: Duration = Duration::from_millis(20);
         (on_loss.report)(lost);
         let deadline = Instant::now() + on_loss.patience;
         loop {
@@ -488,8 +515,8 @@ impl Transfer {
                 events: libc::POLLIN,
                 revents: 0,
             }];
-            let polled = base::poll::poll(&mut stop, Some(left));
-            if stop[0].revents != 0 {
+            let polled = base::poll::poll(&mut stop, Some(left.min(LOOK)));
+            if stop[0].revents != 0 || on_loss.unwanted.is_cancelled() {
                 return;
             }
             if left.is_zero() || polled.is_err() {
@@ -926,13 +953,15 @@ mod tests {
             thread: Some(thread),
             uffd,
             pulse,
+            unwanted: Cancel::default(),
+            looked: AtomicU64::new(0),
         };
-        assert!(!lazy.is_waited_for());
+        assert!(!lazy.is_waited_for() && lazy.brings());
         let byte = read(memory as u64);
         while !lazy.is_waited_for() {
             thread::yield_now();
         }
-        assert!(!lazy.answers());
+        assert!(!lazy.answers() && !lazy.brings());
         assert!(byte.try_recv().is_err());
         go.send(()).unwrap();
         assert_eq!(byte.recv_timeout(HANG), Ok(1));
@@ -1041,6 +1070,7 @@ mod tests {
             report: Box::new(move |error| sender.send(error).unwrap()),
             patience: HANG,
             end: || {},
+            unwanted: Cancel::default(),
         };
         (thread::spawn(move || transfer.run(&on_loss)), lost)
     }
@@ -1187,6 +1217,7 @@ mod tests {
                         thread::park();
                     }
                 },
+                unwanted: Cancel::default(),
             };
             let byte = read(memory as u64 + 2 * PAGE);
             thread::spawn(move || transfer.run(&on_loss));
@@ -1202,6 +1233,26 @@ mod tests {
             end.recv_timeout(HANG).unwrap();
             assert!(byte.try_recv().is_err(), "there is a page that was lost");
         }
+    }
+
+    #[test]
+    fn nobody_is_told_of_memory_that_is_lost_when_its_vm_has_ended() {
+        let (mut transfer, memory) = transfer(4, false);
+        transfer.areas[0].examined = true;
+        transfer.file.set_len(PAGE).unwrap();
+        let (sender, lost) = mpsc::channel();
+        let on_loss = OnLoss {
+            report: Box::new(move |error| sender.send(error).unwrap()),
+            patience: HANG,
+            end: || {},
+            unwanted: Cancel::default(),
+        };
+        on_loss.unwanted.cancel();
+        let byte = read(memory as u64 + 2 * PAGE);
+        let thread = thread::spawn(move || transfer.run(&on_loss));
+        assert_eq!(byte.recv_timeout(HANG), Ok(0));
+        thread.join().unwrap();
+        assert!(lost.try_recv().is_err());
     }
 
     #[test]

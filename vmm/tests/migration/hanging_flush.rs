@@ -104,6 +104,8 @@ struct Reads {
     /// From this offset on.
     from: usize,
     waiting: Vec<(u64, Vec<u8>)>,
+    /// They fail instead.
+    fail: bool,
 }
 
 fn serve(
@@ -157,7 +159,9 @@ fn serve(
                 let end = (at + len).min(size);
                 let body = &contents[at.min(end)..end];
                 let mut reads = reads.lock().unwrap_or_else(PoisonError::into_inner);
-                if end > reads.from {
+                if end > reads.from && reads.fail {
+                    answer(fuse, unique, libc::EIO, &[]);
+                } else if end > reads.from {
                     reads.waiting.push((unique, body.to_vec()));
                     let _ = flushed.send(());
                 } else {
@@ -226,6 +230,7 @@ impl Storage {
         let reads = Arc::new(Mutex::new(Reads {
             from: usize::MAX,
             waiting: Vec::new(),
+            fail: false,
         }));
         let (of_thread, held_back, held_reads) = (fuse.clone(), held.clone(), reads.clone());
         // It ends with the file system.
@@ -246,7 +251,17 @@ impl Storage {
 
     /// Reads from this offset on wait from now on.
     pub fn hold_reads(&self, from: usize) {
-        self.reads.lock().unwrap().from = from;
+        let mut reads = self.reads.lock().unwrap();
+        (reads.from, reads.fail) = (from, false);
+    }
+
+    /// Those fail from now on.
+    pub fn fail_reads(&self) {
+        let mut reads = self.reads.lock().unwrap();
+        reads.fail = true;
+        for (unique, _) in reads.waiting.drain(..) {
+            answer(&self.fuse, unique, libc::EIO, &[]);
+        }
     }
 
     /// Answers those that wait, and all others.

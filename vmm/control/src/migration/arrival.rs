@@ -33,7 +33,9 @@ use vmm_migration::{
 
 use super::{
     super::{
-        Control, compatible,
+        Control,
+        booting::SOON,
+        compatible,
         host_names::renamed,
         life::{Life, RunState},
         requests::{failed, restrict, validate},
@@ -256,6 +258,12 @@ impl Control {
             return Err(ApiError::message(
                 Status::Internal,
                 "there is a VM already: delete it first (vm.delete)",
+            ));
+        }
+        if !self.queue.is_empty_within(SOON) {
+            return Err(ApiError::wrong_state(
+                "an earlier machine of this VMM has not ended, because storage does not answer: try again later, or use \
+                 another VMM",
             ));
         }
         if request.tls_dir.is_some() && !request.receiver_url.starts_with("tcp:") {
