@@ -10,10 +10,7 @@ use std::{
 use anyhow::{Context, Result};
 use gantry_tests::{
     guest::Guest,
-    rig::{
-        Cache,
-        images::{self, VIRTIO_DISK},
-    },
+    rig::{Cache, images::VIRTIO_DISK, root_fs},
 };
 
 /// Modules that the host loads, in order.
@@ -118,10 +115,10 @@ fn file_system(
     let kernel = cache.kernel()?;
     let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
     let root = work.join("host");
-    images::start(&root, &busybox)?;
+    root_fs::start(&root, &busybox)?;
     let names = [VIRTIO_DISK, MODULES].concat();
-    let loaded = images::modules(&kernel, &names, &root.join("modules"))?;
-    images::program(gantry, &root, "bin/gantry")?;
+    let loaded = root_fs::modules(&kernel, &names, &root.join("modules"))?;
+    root_fs::program(gantry, &root, "bin/gantry")?;
     fs::copy(firmware, root.join(&FIRMWARE[1..]))?;
     let init = format!(
         "#!/bin/busybox sh
@@ -135,10 +132,10 @@ for m in {loaded}; do insmod /modules/$m.ko; done
 for port in /dev/ttyS1 /dev/ttyS2; do stty -F $port raw -echo; done
 exec 0</dev/ttyS1 1>/dev/ttyS1 2>&1
 {}",
-        images::commands()
+        root_fs::commands()
     );
-    images::script(&root.join("init"), &init)?;
+    root_fs::script(&root.join("init"), &init)?;
     let archive = work.join("host.cpio");
-    images::pack(&root, &archive)?;
+    root_fs::pack(&root, &archive)?;
     Ok((kernel.image, archive))
 }
