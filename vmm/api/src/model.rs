@@ -124,8 +124,8 @@ pub enum Operation {
     ResizeDisk,
     /// The image of a disk that is added is opened.
     AddDisk,
-    /// The file of persistent memory that is added is opened.
-    AddPmem,
+    /// The file of another device that is added is opened.
+    AddDevice,
 }
 
 /// How far an operation is.

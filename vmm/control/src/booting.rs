@@ -20,7 +20,7 @@ use std::{
 use base::Cancel;
 use devices::thread::ThreadRole;
 use vmm_api::{ApiError, InProgress, Operation, Reply, Request, Response};
-use vmm_config::{Device, DiskConfig, FileUse, PmemConfig};
+use vmm_config::{Device, DiskConfig, FileUse};
 use vmm_machine::{
     Machine, consoles, devices::DeviceKind, error::MachineError, host::Host, images::Images,
 };
@@ -360,10 +360,10 @@ impl Control {
             });
             return Some(Box::new(move |images| images.open(disk.as_slice(), false)));
         }
-        let memory = any.downcast_ref::<PmemConfig>()?.clone();
-        let id = machine.map(|machine| id(PmemConfig::NAME, machine));
+        let (kind, open) = vmm_machine::kinds::opener(device)?;
+        let id = machine.map(|machine| id(kind, machine));
         Some(Box::new(move |images| match id {
-            Some(id) => images.open_memory(&memory, &id),
+            Some(id) => open(&id, images),
             None => Ok(()),
         }))
     }
@@ -453,7 +453,7 @@ impl Control {
         let (request, ..) = self.adding.values().next()?;
         let (operation, waits_for) = match is_disk(request) {
             true => (Operation::AddDisk, WAITS_FOR),
-            false => (Operation::AddPmem, "the file of its persistent memory"),
+            false => (Operation::AddDevice, "the file of the device"),
         };
         Some(InProgress {
             operation,

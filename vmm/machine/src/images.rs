@@ -1,7 +1,8 @@
-//! Disk images, and files of persistent memory, that are opened before their devices are made, by a thread that may wait for
+//! Disk images, and files of other devices, that are opened before their devices are made, by a thread that may wait for
 //! storage.
 
 use std::{
+    any::Any,
     mem,
     sync::{Arc, Mutex},
 };
@@ -9,9 +10,9 @@ use std::{
 use base::Unpoisoned;
 use devices::{
     disk::{Disk, DiskOptions, claim::Claim},
-    virtio::{blk, pmem},
+    virtio::blk,
 };
-use vmm_config::{Device, DiskConfig, HasCommonConfig, PmemConfig};
+use vmm_config::{Device, DiskConfig, HasCommonConfig};
 
 use super::{
     devices::DeviceKind,
@@ -28,7 +29,7 @@ struct Opened {
     images: Vec<Image>,
     /// Of the image that is being opened.
     opening: Option<Arc<Claim>>,
-    memories: Vec<Memory>,
+    others: Vec<Box<dyn Any + Send>>,
     given_up: bool,
 }
 
@@ -37,12 +38,6 @@ struct Image {
     options: DiskOptions,
     disk: Disk,
     claim: Arc<Claim>,
-}
-
-/// A file of persistent memory.
-struct Memory {
-    config: PmemConfig,
-    backing: pmem::Backing,
 }
 
 impl Images {
@@ -74,43 +69,20 @@ impl Images {
         Ok(())
     }
 
-    /// Opens, locks and maps the file of persistent memory, at the speed of the storage.
-    ///
-    /// # Errors
-    /// It cannot be used.
-    pub fn open_memory(&self, config: &PmemConfig, id: &str) -> Result<(), MachineError> {
-        let PmemConfig {
-            file,
-            size,
-            discard_writes,
-            ..
-        } = config.clone();
-        let opened = pmem::Backing::open(file, size, discard_writes);
-        let backing = opened.map_err(|source| MachineError::Device {
-            kind: PmemConfig::NAME,
-            id: id.to_owned(),
-            source: Box::new(DeviceError::of(source)),
-        })?;
+    /// Keeps what was opened for another device until that is made, unless all has been given up.
+    pub fn keep<T: Any + Send>(&self, opened: T) {
         let mut all = self.0.lock_unpoisoned();
         if !all.given_up {
-            all.memories.push(Memory {
-                config: config.clone(),
-                backing,
-            });
+            all.others.push(Box::new(opened));
         }
-        Ok(())
     }
 
-    /// Takes the file of this memory if it is open.
-    pub fn take_memory(&self, config: &PmemConfig) -> Option<pmem::Backing> {
+    /// Takes what was opened for another device.
+    pub fn take_kept<T: Any + Send>(&self, is_it: impl Fn(&T) -> bool) -> Option<T> {
         let mut all = self.0.lock_unpoisoned();
-        let is_same = |its: &Memory| {
-            let its = &its.config;
-            (&its.file, its.size, its.discard_writes)
-                == (&config.file, config.size, config.discard_writes)
-        };
-        let at = all.memories.iter().position(is_same)?;
-        Some(all.memories.swap_remove(at).backing)
+        let is_it = |one: &Box<dyn Any + Send>| one.downcast_ref().is_some_and(&is_it);
+        let at = all.others.iter().position(is_it)?;
+        all.others.swap_remove(at).downcast().ok().map(|one| *one)
     }
 
     fn open_one(&self, options: DiskOptions) -> Result<(), DeviceError> {
@@ -149,16 +121,16 @@ impl Images {
         let open = all.images.iter().map(|image| &image.claim);
         let claims: Vec<_> = open.chain(&all.opening).collect();
         claims.iter().for_each(|claim| claim.give_up());
-        !claims.is_empty() || !all.memories.is_empty()
+        !claims.is_empty() || !all.others.is_empty()
     }
 
     /// Unlocks and closes all images that were given up, but for one that is being opened: it is unlocked, and closed when
     /// it is open. Takes as long as the storage likes.
     pub fn close(&self) {
-        let (images, opening, _memories) = {
+        let (images, opening, _others) = {
             let mut all = self.0.lock_unpoisoned();
-            let memories = mem::take(&mut all.memories);
-            (mem::take(&mut all.images), all.opening.clone(), memories)
+            let others = mem::take(&mut all.others);
+            (mem::take(&mut all.images), all.opening.clone(), others)
         };
         let claims = images.iter().map(|image| &image.claim);
         claims.chain(&opening).for_each(|claim| claim.release());

@@ -496,7 +496,7 @@ fn the_api_answers_while_other_files_of_a_vm_cannot_be_opened() {
     let mut held = Held::new(folder).unwrap();
     let mut adding = start(&vmm, &["add-pmem", &persistent]);
     let waits = held.waits();
-    assert_eq!(info(&vmm)["in_progress"]["operation"], "AddPmem");
+    assert_eq!(info(&vmm)["in_progress"]["operation"], "AddDevice");
     held.allow(waits);
     held.allow_until(|| adding.try_wait().unwrap().is_some());
     let added = adding.wait_with_output().unwrap();

@@ -17,9 +17,16 @@ mod root_port;
 mod user;
 mod vsock;
 
-use std::sync::Arc;
+use std::{any::Any, sync::Arc};
 
-use super::{devices::Surroundings, events::MachineEvent};
+use vmm_config::Device;
+
+use super::{
+    devices::{DeviceKind as _, Surroundings},
+    error::MachineError,
+    events::MachineEvent,
+    images::Images,
+};
 use crate::cpu::Calling;
 
 /// A handle to a plugged device, for operations specific to its kind.
@@ -58,6 +65,17 @@ pub enum Handle {
         /// The device.
         device: devices::virtio::console::Handle,
     },
+}
+
+/// Opens the file of the device that is to have this name.
+pub type Opener = Box<dyn FnOnce(&str, &Images) -> Result<(), MachineError> + Send>;
+
+/// The kind of a device, other than a disk, whose file is opened before the device is made, and what opens it.
+pub fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
+    let device: &dyn Any = device;
+    let memory = device.downcast_ref::<vmm_config::PmemConfig>()?.clone();
+    let open = move |id: &str, images: &Images| pmem::open(memory, id, images);
+    Some((vmm_config::PmemConfig::NAME, Box::new(open)))
 }
 
 /// Resources for a gate port called `id`.
