@@ -18,9 +18,9 @@
 //!   than until 1 ms of the device have become due to it, so that a step waits for about that. The more its debt grows all the
 //!   same, the longer are its stops, up to [`LONGEST_STOP`]. Larger debts are forgiven, so weights of more than about 1 to 20 are not
 //!   held exactly.
-//! - Who is away after it had work saves a part of what it would be due, up to [`SAVED`], so that requests which come now and then are
+//! - A client that is away after it had work saves a part of what it would be due, up to [`SAVED`], so that requests which come now and then are
 //!   not stopped for what the client does not need in between.
-//! - If the owed completes nothing during a stop, because it waits for something else than the device, it loses its credit,
+//! - If the owed completes nothing during a stop of at least [`TELLING`], because it waits for something else than the device, it loses its credit,
 //!   and nobody is stopped for it until it has completed something.
 //!
 //! A client of the class [`Latency`](Class::Latency) earns its part of the time while others have work, whether it has some or not,
@@ -678,7 +678,7 @@ impl Ledger {
                 (account.waits, account.credit) = (true, account.credit.min(0.0));
             }
             if stops && !one_is_stopped {
-                // Who is owed nothing now has the stop of others for no reason of its own.
+                // A client that is owed nothing is not judged by this stop.
                 account.completes = !owed.contains(id);
             }
         }
@@ -925,7 +925,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stop_of_who_has_a_latency_is_at_first_no_longer_than_that() {
+    fn the_first_stop_of_a_client_with_latency_is_no_longer_than_it() {
         let mut ledger = two([1, 3]);
         with_latency(&mut ledger, &[ONE]);
         owe(&mut ledger, 2.1);
@@ -937,7 +937,7 @@ mod tests {
     }
 
     #[test]
-    fn who_is_away_pays_its_debt_and_saves_a_bounded_credit() {
+    fn a_client_that_is_away_pays_its_debt_and_saves_a_bounded_credit() {
         let mut ledger = two([1, 3]);
         reviews(&mut ledger, [uses(0.5); 2], 1);
         ledger.accounts.get_mut(&ONE).unwrap().credit = -10.0;
@@ -950,7 +950,7 @@ mod tests {
         assert!((ledger.accounts[&ONE].credit - SAVED).abs() < 0.01);
         // The other one had it alone, and owes nothing.
         assert!(ledger.accounts[&OTHER].credit.abs() < 1.0);
-        // Who was never here, or long ago, saves nothing.
+        // A client that was never here, or long ago, saves nothing.
         let third = ClientId(3);
         ledger.join(third, Weight::ONE);
         reviews(&mut ledger, away, 600);
@@ -982,7 +982,7 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_during_a_stop_of_others_keeps_its_credit() {
+    fn a_client_that_comes_during_a_stop_of_others_keeps_its_credit() {
         for seldom in [false, true] {
             let mut ledger = two([1, 3]);
             owe(&mut ledger, 2.5);

@@ -118,7 +118,7 @@ mod tests {
         assert!(waited.recv().unwrap());
         thread.join().unwrap();
         assert!(queue.is_empty_within(Duration::ZERO));
-        // Whoever gives up holds up nobody.
+        // A place that is given up delays no other.
         let [_, last] = [queue.place(), queue.place()];
         assert!(last.wait(&Cancel::default()));
     }

@@ -301,7 +301,7 @@ impl Machine {
     }
 
     /// Makes the machine of a snapshot, without vCPUs. What is left to do: its memory is read, possibly by another thread
-    /// ([`Contents::read`]), then the rest is restored ([`Machine::complete`]). Whoever does not want it any more cancels
+    /// ([`Contents::read`]), then the rest is restored ([`Machine::complete`]). A caller that does not want it any more cancels
     /// `unwanted`.
     pub fn restore(
         config: &mut VmConfig,

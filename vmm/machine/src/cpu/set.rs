@@ -662,7 +662,7 @@ mod tests {
     }
 
     #[test]
-    fn who_starts_vcpus_takes_a_cookie_for_each_vm_or_vcpu() {
+    fn a_cookie_is_taken_before_the_vcpus_of_a_vm_or_each_vcpu() {
         let kvm = match Kvm::open() {
             Ok(kvm) => kvm,
             Err(error) => return eprintln!("skipped: {error}"),
