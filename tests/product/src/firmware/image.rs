@@ -26,7 +26,7 @@ const PACKAGES: &str = "systemd-sysv,udev,dbus,linux-image-cloud-amd64,grub-efi-
                         cloud-init,iproute2,initramfs-tools";
 
 /// Its name in the cache, which differs for each way to make it.
-const KEPT_AS: &str = "debian-uefi-12-a";
+const KEPT_AS: &str = "debian-uefi-12-b";
 
 /// Gives the initial file system only the modules of this machine: with all, making it takes minutes where everything is
 /// emulated.
