@@ -43,8 +43,9 @@ unsafe fn node(params: *const CUDA_KERNEL_NODE_PARAMS) -> Outcome<(u32, Shape, B
         node.func as u64
     };
     let kernel = launch::kernel(link, function)?;
+    let mut parameters = Vec::new();
     // SAFETY: as above.
-    let parameters = unsafe { launch::gather(&kernel, node.kernelParams, node.extra)? };
+    unsafe { launch::gather(&kernel, node.kernelParams, node.extra, &mut parameters)? };
     let shape = Shape {
         grid: [node.gridDimX, node.gridDimY, node.gridDimZ],
         block: [node.blockDimX, node.blockDimY, node.blockDimZ],

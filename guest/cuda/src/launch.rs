@@ -1,6 +1,7 @@
 //! Kernel launches.
 
 use std::{
+    cell::Cell,
     ffi::{c_int, c_uint, c_void},
     sync::{
         Arc, PoisonError,
@@ -174,7 +175,7 @@ pub unsafe fn parameter(
     Ok(())
 }
 
-/// Collects the bytes of a kernel's parameters.
+/// Collects the bytes of a kernel's parameters into `bytes`, whatever these are before.
 ///
 /// # Safety
 /// As the API requires of `kernelParams` and `extra`.
@@ -182,8 +183,10 @@ pub unsafe fn gather(
     kernel: &Kernel,
     each: *mut *mut c_void,
     extra: *mut *mut c_void,
-) -> Outcome<Vec<u8>> {
-    let mut bytes = vec![0u8; kernel.size];
+    bytes: &mut Vec<u8>,
+) -> Outcome {
+    bytes.clear();
+    bytes.resize(kernel.size, 0);
     if extra.is_null() {
         for (index, (at, size)) in kernel.parameters.iter().enumerate() {
             if each.is_null() {
@@ -199,7 +202,7 @@ pub unsafe fn gather(
                 from.copy_to_nonoverlapping(bytes[at..at + size].as_mut_ptr(), size);
             }
         }
-        return Ok(bytes);
+        return Ok(());
     }
     let (mut buffer, mut size) = (std::ptr::null::<u8>(), 0usize);
     for pair in 0..8 {
@@ -220,26 +223,26 @@ pub unsafe fn gather(
     }
     // SAFETY: the caller promises this many bytes.
     unsafe { buffer.copy_to_nonoverlapping(bytes.as_mut_ptr(), bytes.len()) };
-    Ok(bytes)
+    Ok(())
 }
 
 /// A launch's attributes as bytes.
 ///
 /// # Safety
 /// The configuration is valid as the API requires.
-unsafe fn attributes(config: &CUlaunchConfig) -> Outcome<Vec<u8>> {
+unsafe fn attributes(config: &CUlaunchConfig) -> Outcome<&[u8]> {
     if config.numAttrs > ATTRIBUTES {
         return Err(codes::INVALID_VALUE);
     }
     if config.numAttrs == 0 {
-        return Ok(Vec::new());
+        return Ok(&[]);
     }
     if config.attrs.is_null() {
         return Err(codes::INVALID_VALUE);
     }
     let size = config.numAttrs as usize * size_of::<CUlaunchAttribute>();
     // SAFETY: there are this many attributes.
-    Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast::<u8>(), size) }.to_vec())
+    Ok(unsafe { std::slice::from_raw_parts(config.attrs.cast::<u8>(), size) })
 }
 
 /// Whether no driver refuses a launch because of its attributes: they only allow a kernel to begin before the preceding
@@ -265,15 +268,24 @@ fn are_harmless(attributes: &[u8]) -> bool {
 }
 
 /// A launch that a program has requested.
-struct Wanted {
+struct Wanted<'a> {
     function: CUfunction,
     shape: Shape,
     stream: CUstream,
     cooperative: bool,
-    attributes: Vec<u8>,
+    attributes: &'a [u8],
 }
 
-unsafe fn launch(wanted: Wanted, each: *mut *mut c_void, extra: *mut *mut c_void) -> Outcome {
+thread_local! {
+    /// The memory that held the attributes and parameters of this thread's last launch, for those of the next one.
+    static SPARE: Cell<(Vec<u8>, Vec<u8>)> = const { Cell::new((Vec::new(), Vec::new())) };
+}
+
+/// Launches a kernel. Allocates no memory, apart from a thread's first launches.
+///
+/// # Safety
+/// As the API requires of `kernelParams` and `extra`.
+unsafe fn launch(wanted: Wanted<'_>, each: *mut *mut c_void, extra: *mut *mut c_void) -> Outcome {
     let link = connected()?;
     let context = context::need()?;
     let kernel = kernel(link, wanted.function as u64)?;
@@ -298,24 +310,30 @@ unsafe fn launch(wanted: Wanted, each: *mut *mut c_void, extra: *mut *mut c_void
         && grid[1] <= 65535
         && grid[2] <= 65535
         && !wanted.cooperative
-        && (wanted.attributes.is_empty() || are_harmless(&wanted.attributes))
+        && (wanted.attributes.is_empty() || are_harmless(wanted.attributes))
         && !capturing(link, context, stream);
+    // A thread that is ending has none any more.
+    let (mut attributes, mut parameters) = SPARE.try_with(Cell::take).unwrap_or_default();
+    attributes.clear();
+    attributes.extend_from_slice(wanted.attributes);
     // SAFETY: the caller's promise.
-    let parameters = unsafe { gather(&kernel, each, extra)? };
+    unsafe { gather(&kernel, each, extra, &mut parameters)? };
     let call = Launch {
         context,
         stream,
         function,
         shape: wanted.shape,
         cooperative: wanted.cooperative,
-        attributes: Blob(wanted.attributes),
+        attributes: Blob(attributes),
         parameters: Blob(parameters),
     };
-    if plain {
+    let launched = if plain {
         link.post(&call)
     } else {
         link.ask(&call)
-    }
+    };
+    let _ = SPARE.try_with(|spare| spare.set((call.attributes.0, call.parameters.0)));
+    launched
 }
 
 unsafe fn clusters(
@@ -332,7 +350,7 @@ unsafe fn clusters(
         function: handles::valid(Kind::Function, func as u64)?,
         shape: shape(config),
         // SAFETY: as above.
-        attributes: Blob(unsafe { attributes(config)? }),
+        attributes: Blob(unsafe { attributes(config)? }.to_vec()),
         potential,
     })?;
     // SAFETY: as above.
@@ -370,7 +388,7 @@ entry_points! {
             },
             stream: hStream,
             cooperative: false,
-            attributes: Vec::new(),
+            attributes: &[],
         };
         launch(wanted, kernelParams, extra)
     }
@@ -396,7 +414,7 @@ entry_points! {
             },
             stream: hStream,
             cooperative: true,
-            attributes: Vec::new(),
+            attributes: &[],
         };
         launch(wanted, kernelParams, std::ptr::null_mut())
     }
