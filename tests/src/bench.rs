@@ -26,7 +26,6 @@ use crate::{
     host_device::{HostDevice, NVME},
     idle, moves,
     rig::images::BESIDE,
-    scenarios::passthrough_tracked,
     starts,
 };
 
@@ -56,7 +55,6 @@ const ALL: &[Measurement] = &[
 /// Measurements that run only when named: they need a particular board, or take long.
 const NAMED: &[Measurement] = &[
     ("gpuvm", gpuvm::measure),
-    ("seats", passthrough_tracked::measure),
     (gpuvm::record::NAME, gpuvm::record::measure),
     (gpuvm::shares::NAME, gpuvm::shares::measure),
 ];

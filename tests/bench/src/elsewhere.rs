@@ -13,11 +13,11 @@ use gantry_host_tests::shared_device::Programs;
 #[derive(clap::Args)]
 #[group(skip)]
 pub struct Elsewhere {
-    /// sharing, programs, gpu, crane: use the programs in this directory, as created by `gpu
+    /// sharing, gpu, crane: use the programs in this directory, as created by `gpu
     /// --pack`; nothing is built or installed.
     #[arg(long, value_name = "FOLDER", requires = "vendors")]
     built: Option<PathBuf>,
-    /// sharing, programs, gpu, crane: directory with the .icd file of this machine's driver.
+    /// sharing, gpu, crane: directory with the .icd file of this machine's driver.
     #[arg(long, value_name = "FOLDER", requires = "built")]
     vendors: Option<PathBuf>,
 }
@@ -57,7 +57,7 @@ mod tests {
         let error = takes_results(&here.join("nowhere"), "--pictures").unwrap_err();
         assert!(error.to_string().contains("--pictures"), "{error}");
         // Not even root can create files there.
-        let error = takes_results(Path::new("/proc/self"), "--table").unwrap_err();
-        assert!(error.to_string().contains("--table"), "{error}");
+        let error = takes_results(Path::new("/proc/self"), "--output").unwrap_err();
+        assert!(error.to_string().contains("--output"), "{error}");
     }
 }

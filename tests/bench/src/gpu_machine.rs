@@ -15,7 +15,7 @@ use gantry_tests::rig::packages;
 
 use crate::{
     elsewhere::{Elsewhere, takes_results},
-    processors, sharing, third_party,
+    processors, sharing,
 };
 
 /// What is built for the part that is not a guest, and for the measurements.
@@ -165,12 +165,6 @@ fn parts(built: &Path, vendors: &Path, shared: &sharing::Options) -> Result<Vec<
     let mut sharing = xtask(&["sharing", "--policy", &shared.policy, "--seconds", &seconds]);
     sharing.arg("--pictures").arg(&pictures);
     let closed = xtask(&["sharing", "--closed", "--policy", &shared.policy]);
-    let times = xtask(&["programs", "--times", "3", "--every", "25"]);
-    let mut table = xtask(&["programs", "--every", "24", "--jobs", "8"]);
-    table.arg("--table").arg(built.join("opencl-programs.md"));
-    let programs = third_party::missing().map(|program| {
-        format!("there is no {program}: guest/opencl/tests/pack.sh brings the programs")
-    });
     let part = |command, left_out| Part { command, left_out };
     let nvidia = Path::new("/dev/nvidiactl").exists();
     Ok(vec![
@@ -179,8 +173,6 @@ fn parts(built: &Path, vendors: &Path, shared: &sharing::Options) -> Result<Vec<
         part(guest, kvm.err().map(|error| format!("/dev/kvm: {error}"))),
         part(sharing, None),
         part(closed, None),
-        part(times, programs.clone()),
-        part(table, programs),
     ])
 }
 

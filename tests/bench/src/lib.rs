@@ -5,7 +5,6 @@
 //! - [`gloop`]: kernels that yield the GPU by themselves.
 //! - [`gpuvm`]: what a guest's driver does with a virtual GPU; [`guest_gpu`]: CUDA programs in Linux guests.
 //! - [`ring`]: calls over an accelerator's rings from ring 3 of a guest.
-//! - [`third_party`]: test suites of third parties, as a table in the documentation.
 //! - [`gpu_machine`]: what is measured on a machine with a GPU; [`elsewhere`]: where nothing can be built.
 
 mod crane;
@@ -17,7 +16,6 @@ mod gpuvm;
 mod guest_gpu;
 mod ring;
 mod sharing;
-mod third_party;
 
 use std::path::{Path, PathBuf};
 
@@ -43,14 +41,11 @@ pub struct Options {
     /// `start`, on this machine itself: the resources that `gantry` and programs next to it have used when their API
     /// replies, alternating. Or run one of these alone: `fairness`: how fairly schedulers share an accelerator, in
     /// virtual time (writes measurements/); `ring`: cost of a call over an accelerator's rings, from ring 3 of a guest
-    /// on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared in practice; `programs`: which OpenCL
-    /// programs pass their tests natively and through the driver (writes measurements/); `gloop`: cost for kernels of
-    /// giving back an NVIDIA GPU by themselves; `cuda`: CUDA natively and through Gantry; `guest-gpu`: CUDA programs in
-    /// Linux guests next to native ones; `crane`: cost of movability and of moves for applications, next to Crane's
-    /// figures; `gpu`: all of these except `fairness`, `gloop`, `cuda`, `guest-gpu` and `crane`, for a machine with a
-    /// GPU, with its output kept; `seats`: a guest's program leaves its own device and comes back 25 times, and moves
-    /// with its VM, in the nested rig; `gpuvm`: exits and page table scans of a guest with a virtual GPU, in the nested
-    /// rig.
+    /// on /dev/kvm; `sharing`: how fairly this machine's OpenCL device is shared in practice; `gloop`: cost for kernels of giving back
+    /// an NVIDIA GPU by themselves; `cuda`: CUDA natively and through Gantry; `guest-gpu`: CUDA programs in Linux guests
+    /// next to native ones; `crane`: cost of movability and of moves for applications, next to Crane's figures; `gpu`:
+    /// all of these except `fairness`, `gloop`, `cuda`, `guest-gpu` and `crane`, for a machine with a GPU, with its
+    /// output kept; `gpuvm`: exits and page table scans of a guest with a virtual GPU, in the nested rig.
     names: Vec<String>,
     /// boot, start: another VMM that boots the same guest, alternating: an older gantry, or any VMM that accepts its
     /// options, such as Cloud Hypervisor. Can be repeated.
@@ -60,8 +55,6 @@ pub struct Options {
     elsewhere: Elsewhere,
     #[command(flatten)]
     sharing: sharing::Options,
-    #[command(flatten)]
-    programs: third_party::Options,
     #[command(flatten)]
     gpu: gpu_machine::Options,
     #[command(flatten)]
@@ -85,9 +78,6 @@ pub fn run(options: &Options) -> Result<()> {
     };
     if part == gpuvm::Part::Replay {
         return gpuvm::replay();
-    }
-    if options.names == ["programs"] {
-        return third_party::run(&options.programs, &options.elsewhere);
     }
     if options.names == ["gloop"] {
         return gloop::bench(options.gpu.pack());

@@ -5,14 +5,9 @@
 //! The device's driver is imitated by PoCL in the guest, in a pool that holds `edu`'s file, and by the kernel's driver
 //! for unknown devices, which has a node in /dev.
 
-use std::{
-    fs,
-    path::Path,
-    thread,
-    time::{Duration, Instant},
-};
+use std::{fs, path::Path, thread};
 
-use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 use serde_json::{Value, json};
 
 use super::{
@@ -33,9 +28,6 @@ pub const SCENARIOS: &[Entry] = &[(
     "passthrough: a VM moves while a program computes on its device, which leaves and comes back, or waits for it",
     moves,
 )];
-
-/// How many times the program leaves its device and comes back in the measurement.
-const MEASURED: usize = 25;
 
 /// The program's compiled kernel, in the guest.
 const COMPILED: &str = "/tmp/compiled";
@@ -153,15 +145,6 @@ impl Computing {
         Ok(self.guest.run("wc -l </tmp/moving")?.trim().parse()?)
     }
 
-    /// Duration in milliseconds of its longest round since it had printed `told` lines.
-    fn longest_since(&mut self, told: u64) -> Result<u64> {
-        self.goes_on()?;
-        let longest = self.guest.run(&format!(
-            "awk 'NR > {told} && $6 + 0 > x {{ x = $6 }} END {{ print x + 0 }}' /tmp/moving"
-        ))?;
-        Ok(longest.trim().parse()?)
-    }
-
     /// Checks that the guest's pool serves the program and holds the device.
     pub fn is_local(&mut self) -> Result<()> {
         until("the host's slices are free", || {
@@ -194,12 +177,10 @@ impl Computing {
     }
 
     /// Moves the program from the device to the host's pool, removes the device and adds it again, and moves the
-    /// program back. Returns how long the program's two moves took.
-    fn round(&mut self) -> Result<[Duration; 2]> {
+    /// program back.
+    fn round(&mut self) -> Result<()> {
         self.is_local()?;
-        let began = Instant::now();
         self.goes("Host")?;
-        let left = began.elapsed();
         ensure!(counter(&self.gantry, "slices_in_use")? == 1);
         let holders = self.guest.run(HOLDERS)?;
         ensure!(holders.trim() == "0", "{holders} still have the device");
@@ -211,10 +192,8 @@ impl Computing {
             "cat /sys/bus/pci/devices/*/device | grep -c 0x11e8",
             |count| count.trim() == "1",
         )?;
-        let began = Instant::now();
         self.goes("Local")?;
-        self.goes_on()?;
-        Ok([left, began.elapsed()])
+        self.goes_on()
     }
 
     /// Ends the program, and checks that everything it computed is right.
@@ -247,23 +226,6 @@ impl Computing {
         self.is_local()?;
         self.guest.run("kill $(cat /tmp/holder)")?;
         Ok(())
-    }
-
-    /// Milliseconds that a program in the guest takes with the driver itself, from its start until it has computed once
-    /// and ends. The other program computes meanwhile, as it does when it comes back.
-    fn natively(&mut self) -> Result<u64> {
-        let said = self.guest.run(&format!(
-            "cp $(which opencl-moving) /tmp/natively; begun=$(cut -d ' ' -f 1 /proc/uptime); \
-             POCL_CACHE_DIR=/tmp HOME=/tmp OPENCL_MOVING_BINARY={COMPILED} \
-             chroot {ROOT} /tmp/natively /dev/null; echo; echo $begun $(cut -d ' ' -f 1 /proc/uptime)"
-        ))?;
-        ensure!(said.contains("all 1 rounds were right"), "{said}");
-        let times = said.lines().last().unwrap_or_default();
-        let times: Vec<f64> = times.split(' ').map(str::parse).collect::<Result<_, _>>()?;
-        let [begun, ended] = times[..] else {
-            bail!("{said}");
-        };
-        Ok(((ended - begun) * 1000.0) as u64)
     }
 
     fn send(&self, waiting: &Waiting, passthrough: &str) -> Result<()> {
@@ -354,17 +316,15 @@ impl Computing {
     /// Migrates the VM with the program to another Gantry, where the program returns to the device plugged there. Until
     /// then the host serves the program, or nobody does (`passthrough=Park`). `returned` is how often the agent has
     /// already brought it back by itself.
-    fn moves(mut self, dir: &Path, how: Value, returned: usize) -> Result<(Self, Timeline)> {
+    fn moves(mut self, dir: &Path, how: Value, returned: usize) -> Result<Self> {
         let is_parked = how["passthrough"] == "Park";
         let waiting = migration::wait_in(dir, &self.gantry.serial)?;
-        let told = self.told()?;
-        let mut timeline = Timeline::new();
         let mut body = json!({
             "destination_url": waiting.url, "preserve_source": true, "downtime_ms": 2000,
         });
         gantry::merge(&mut body, how);
         self.gantry.put("vm.send-migration", body)?;
-        let info = timeline.phases(&self.gantry)?;
+        let info = phase_until(&self.gantry, &["Completed", "Failed"])?;
         ensure!(
             info["phase"] == "Completed",
             "{info}\n{}",
@@ -375,134 +335,28 @@ impl Computing {
         source.act("vmm.shutdown")?;
         source.wait_exit()?;
         self.guest = Guest::connect(&self.gantry.serial)?;
-        let mut away = 0;
         if is_parked {
             self.is_parked()?;
         } else {
-            away = self.longest_since(told)?;
+            self.goes_on()?;
             ensure!(counter(&self.gantry, "slices_in_use")? == 1);
         }
-        let told = self.told()?;
         self.gantry.put("vm.add-device", self.device.clone())?;
-        timeline.step("plugged in there");
         until("the host's slices are free", || {
             Ok(counter(&self.gantry, "slices_in_use")? == 0)
         })?;
-        timeline.step("local again");
         self.is_local()?;
-        let back = self.longest_since(told)?;
-        timeline.native = self.natively()?;
-        let agent = self
-            .guest
+        self.guest
             .eventually("grep 'come back' /tmp/agent.log; true", |said| {
                 said.lines().count() == returned + 1
             })?;
-        timeline.agent = agent.lines().last().unwrap_or_default().to_owned();
-        timeline.longest = [away, back];
-        timeline.stood = info["downtime_ms"].to_string();
-        Ok((self, timeline))
+        Ok(self)
     }
 }
 
 /// The body of a migration that takes a while.
 fn sent(waiting: &Waiting, passthrough: &str) -> Value {
     json!({"destination_url": waiting.url, "passthrough": passthrough, "bandwidth": 4 << 20})
-}
-
-/// Times of events since the start of a migration.
-struct Timeline {
-    began: Instant,
-    steps: Vec<(String, Duration)>,
-    /// Downtime of the VM in milliseconds.
-    stood: String,
-    /// The program's longest rounds in milliseconds, before and after its arrival.
-    longest: [u64; 2],
-    /// What the agent reports of the program's return.
-    agent: String,
-    /// Milliseconds that a program takes with the driver itself.
-    native: u64,
-}
-
-impl Timeline {
-    fn new() -> Self {
-        Self {
-            began: Instant::now(),
-            steps: Vec::new(),
-            stood: String::new(),
-            longest: [0; 2],
-            agent: String::new(),
-            native: 0,
-        }
-    }
-
-    fn step(&mut self, what: &str) {
-        if self.steps.last().is_none_or(|(last, _)| last != what) {
-            self.steps.push((what.to_owned(), self.began.elapsed()));
-        }
-    }
-
-    /// Records the phases of a migration until it ends.
-    fn phases(&mut self, gantry: &Gantry) -> Result<Value> {
-        loop {
-            let info = gantry.ok("GET", "vm.migration", None)?;
-            let phase = info["phase"].as_str().context("no phase")?;
-            self.step(phase);
-            if ["Completed", "Failed"].contains(&phase) {
-                return Ok(info);
-            }
-            ensure!(
-                self.began.elapsed() < Duration::from_secs(120),
-                "it does not end: {info}"
-            );
-            thread::sleep(Duration::from_millis(10));
-        }
-    }
-
-    /// Rows of a table, next to the figures published by Crane's authors (SYSTOR 2017, 6.4 and 6.5).
-    fn rows(&self, row: &mut dyn FnMut(&str, String)) {
-        for (what, at) in &self.steps {
-            row(
-                &format!("a move, from its beginning (ms): {what}"),
-                at.as_millis().to_string(),
-            );
-        }
-        row("the VM stood still (ms)", self.stood.clone());
-        let [away, back] = self.longest;
-        row(
-            "the program's longest round until it has arrived (ms; Crane with 16 MiB: stops 100)",
-            away.to_string(),
-        );
-        row(
-            "the same until it is on the device again (ms; Crane with 16 MiB: stops 830)",
-            back.to_string(),
-        );
-        let numbers = |word: &str| word.trim_matches([',', ':']).parse::<u64>().ok();
-        let said: Vec<_> = self.agent.split(' ').filter_map(numbers).collect();
-        let [_, back, started, listened, moved] = said[..] else {
-            row("its return, as the agent says", self.agent.clone());
-            return;
-        };
-        let steps = [
-            ("the pool is asked to start", started),
-            ("it listens, and the program is told", listened),
-            ("the program has moved", moved),
-            ("the agent knows that all have", back),
-        ];
-        for (what, at) in steps {
-            row(
-                &format!("its return, from the driver's `bind` (ms; Crane waits 10 s): {what}"),
-                at.to_string(),
-            );
-        }
-        row(
-            "the same by the driver itself: a program's start, and its first round (ms)",
-            self.native.to_string(),
-        );
-        row(
-            "its return without that (ms)",
-            back.saturating_sub(self.native).to_string(),
-        );
-    }
 }
 
 fn moves(context: &Context) -> Result<()> {
@@ -512,52 +366,10 @@ fn moves(context: &Context) -> Result<()> {
     // The program came back by itself when the destination had died. Its buffers are too small to follow it: this shows
     // that both can be requested together.
     let how = json!({"passthrough": "Remote", "accel_postcopy": true});
-    let (computing, _) = computing.moves(&context.dir.join("again"), how, 1)?;
+    let computing = computing.moves(&context.dir.join("again"), how, 1)?;
     let how = json!({"passthrough": "Park"});
-    let (mut computing, _) = computing.moves(&context.dir.join("parked"), how, 2)?;
+    let mut computing = computing.moves(&context.dir.join("parked"), how, 2)?;
     computing.stays_in_a_small_group()?;
     computing.loses_its_agent()?;
     computing.ends()
-}
-
-/// Makes the program leave its device and come back many times and migrate with its VM, and passes on a row for each
-/// figure.
-pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
-    let dir = Path::new("/tmp/bench-seats");
-    fs::create_dir_all(dir)?;
-    let mut computing = Computing::start(dir)?;
-    let mut waiting = migration::wait_in(&dir.join("held"), &computing.gantry.serial)?;
-    computing.stays_while_held(&waiting)?;
-    waiting.gantry.kill()?;
-    row(
-        "a move while another process has the device's file open",
-        "refused, naming it".to_owned(),
-    );
-    let mut times = Vec::new();
-    for round in 1..=MEASURED {
-        let [left, back] = computing.round()?;
-        let figures = format!("{}, {}", left.as_millis(), back.as_millis());
-        row(
-            &format!("changes {round} to the host's pool, and to the device (ms)"),
-            figures,
-        );
-        times.push([left, back]);
-    }
-    let (mut computing, timeline) =
-        computing.moves(&dir.join("there"), json!({"passthrough": "Remote"}), 0)?;
-    computing.ends()?;
-    timeline.rows(row);
-    for (at, what) in ["to the host's pool", "to the device"]
-        .into_iter()
-        .enumerate()
-    {
-        let mut times: Vec<_> = times.iter().map(|times| times[at].as_millis()).collect();
-        times.sort_unstable();
-        row(
-            &format!("change {what} (ms; median and longest of {MEASURED})"),
-            format!("{}, {}", times[times.len() / 2], times[times.len() - 1]),
-        );
-    }
-    row("wrong results", "0".to_owned());
-    Ok(())
 }

@@ -130,7 +130,7 @@ pub(super) fn chaos(pool: &Pool) -> Result<()> {
 }
 
 /// Whether a line of a pool reports that an application has a new worker.
-pub fn is_moved(line: &str) -> bool {
+fn is_moved(line: &str) -> bool {
     line.contains(" moved from ")
 }
 

@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use gantry_build::{programs, root};
 use gantry_tests::rig::packages;
 
-use crate::shared_device::{PATIENCE, Programs};
+use crate::shared_device::PATIENCE;
 
 /// Folder of piglit.
 pub const PIGLIT: &str = "/usr/lib/x86_64-linux-gnu/piglit";
@@ -79,13 +79,6 @@ impl Pool {
     pub fn start_installed() -> Result<Self> {
         packages::install(PROGRAMS)?;
         Self::start(Way::Rings, "usual", programs::folder()?, &[])
-    }
-
-    /// Starts a pool from programs that were built elsewhere, using this machine's driver.
-    pub fn start_built(programs: Programs<'_>) -> Result<Self> {
-        let release = fs::canonicalize(programs.built)?;
-        let vendors = fs::canonicalize(programs.vendors)?;
-        Self::before(vendors, Way::Rings, "usual", release, &[])
     }
 
     /// Starts another pool from the same programs, using the same drivers.

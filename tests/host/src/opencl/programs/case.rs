@@ -2,7 +2,7 @@
 
 use std::{
     ffi::OsString,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
 };
 
@@ -19,10 +19,6 @@ pub struct Case {
     results: fn(String, &str, bool) -> Results,
     /// Time limit in seconds.
     pub seconds: u32,
-    /// Its working directory; by default an empty one.
-    pub folder: Option<PathBuf>,
-    /// Its name, if that is not derived from its arguments.
-    pub title: Option<String>,
 }
 
 impl Case {
@@ -37,16 +33,11 @@ impl Case {
             arguments: arguments.iter().map(OsString::from).collect(),
             results,
             seconds: 300,
-            folder: None,
-            title: None,
         }
     }
 
     /// The program and its arguments without directories.
     pub fn name(&self) -> String {
-        if let Some(title) = &self.title {
-            return title.clone();
-        }
         let words = std::iter::once(&self.program).chain(&self.arguments);
         let words = words.map(|word| {
             let name = Path::new(word).file_name().unwrap_or(word);
@@ -57,10 +48,8 @@ impl Case {
 
     /// Runs it by this command, with its caches and files in a directory of its own.
     pub fn run(&self, mut command: Command, scratch: &Path) -> Result<Results> {
-        // Not the working directory: hashcat takes an argument that is the name of a directory
-        // there for that directory.
         command.env("XDG_CACHE_HOME", scratch.join("cache"));
-        command.current_dir(self.folder.as_deref().unwrap_or(scratch));
+        command.current_dir(scratch);
         let output = command
             .args(&self.arguments)
             .stdin(Stdio::null())

@@ -1,5 +1,4 @@
-//! Third-party programs give the same results as natively while their workers are replaced. A whole
-//! test run does as many as there is time for; `cargo xtask bench programs --moved` does more.
+//! Third-party programs give the same results as natively while their workers are replaced.
 
 use std::{fs, path::Path};
 
