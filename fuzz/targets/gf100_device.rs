@@ -4,7 +4,10 @@
 #![no_main]
 
 use gantry_fuzz::input::Input;
-use gf100::{device::gpu::Gpu, registers::Bar};
+use gf100::{
+    device::gpu::{Delays, Gpu},
+    registers::Bar,
+};
 use libfuzzer_sys::fuzz_target;
 
 const VRAM: u64 = 2 << 20;
@@ -16,7 +19,7 @@ const REGISTERS: [u32; 16] = [
 
 fuzz_target!(|bytes: &[u8]| {
     let mut input = Input::new(bytes);
-    let Ok(mut gpu) = Gpu::new(VRAM, input.u8() & 1 != 0, 0) else {
+    let Ok(mut gpu) = Gpu::new(VRAM, input.u8() & 1 != 0, Delays::default(), 0) else {
         return;
     };
     let mut now = 0;
@@ -39,11 +42,11 @@ fuzz_target!(|bytes: &[u8]| {
             }
             4 => {
                 let at = u64::from(input.u32());
-                gpu.write_bar(Bar::One, at, &input.u32().to_le_bytes());
+                gpu.write_bar(Bar::One, at, &input.u32().to_le_bytes(), now);
             }
             5 => {
                 let mut data = [0; 8];
-                gpu.read_bar(Bar::Three, u64::from(input.u32()), &mut data);
+                gpu.read_bar(Bar::Three, u64::from(input.u32()), &mut data, now);
             }
             _ => {
                 gpu.work(now);

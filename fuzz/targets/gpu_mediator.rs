@@ -16,7 +16,7 @@ use std::{
 use base::{Access, Mapping};
 use gantry_fuzz::{input::Input, scratch};
 use gf100::{
-    device::server::serve,
+    device::{gpu::Delays, server::serve},
     format::{
         Gfn, Target, VramPage,
         push::{GpEntry, Header, Run as Words},
@@ -50,6 +50,7 @@ static SERVER: LazyLock<Mutex<(Server, PathBuf)>> = LazyLock::new(|| {
             vram: VRAM,
             map: false,
             confine: false,
+            delays: Delays::default(),
         };
         serve(&path, settings).expect("it serves");
     });

@@ -753,6 +753,11 @@ impl Engines {
 }
 
 impl Effects for Engines {
+    /// The page with this register is shown by [`State::show_progress`].
+    fn pending_flushes(&self) -> u8 {
+        0
+    }
+
     fn window_read(&mut self, at: u64) -> u32 {
         let mut bytes = [0xff; 4];
         self.vram.read(at, &mut bytes);

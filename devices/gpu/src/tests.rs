@@ -13,7 +13,10 @@ use device_model::{
     memory::{AddressSpace, GuestMemory},
 };
 use gf100::{
-    device::server::{Settings, serve},
+    device::{
+        gpu::Delays,
+        server::{Settings, serve},
+    },
     format::{
         Aperture, Gfn, PAGE, Target, VramPage,
         directory::{Pde, Table},
@@ -69,6 +72,7 @@ fn mediator(folder: &Path) -> PathBuf {
             vram: 256 << 20,
             map: false,
             confine: false,
+            delays: Delays::default(),
         };
         serve(&path, settings).map_err(|error| panic!("{error}"))
     });

@@ -7,7 +7,7 @@ use std::{path::PathBuf, process::ExitCode};
 use base::Output;
 use clap::{CommandFactory, Parser};
 use gf100::device::{
-    gpu::VRAM_BYTES,
+    gpu::{Delays, VRAM_BYTES},
     server::{Settings, serve},
 };
 use manual::Manual;
@@ -91,6 +91,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         vram: arguments.vram,
         map: !arguments.trap,
         confine: !arguments.no_sandbox,
+        delays: Delays::default(),
     };
     Ok(serve(&socket, settings)?)
 }

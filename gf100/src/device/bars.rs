@@ -1,6 +1,6 @@
 //! What the CPU sees through BAR 1 and BAR 3: each shows an address space.
 //!
-//! BAR 1 walks the page tables on each access. BAR 3 can do that, too. But at start-up a driver clears and writes page
+//! Accesses to BAR 1 are translated one by one. Those to BAR 3 can be, too. But at start-up a driver clears and writes page
 //! tables word by word, more than a million words (the first ones through the window in BAR 0), and each would be a
 //! message from the client. So clients may map BAR 3 and the window as files. Pages of VRAM that they show are backed
 //! by those files as long as they are shown, so both sides see the same bytes. This has two limits: a page that is
@@ -20,6 +20,7 @@ use log::warn;
 use super::{
     mapping::{Mapping, memory_file},
     mmu::{BadAddress, Memory, PhysicalAddress},
+    tlb::User,
 };
 use crate::format::{
     LARGE, PAGE, Target,
@@ -65,13 +66,13 @@ impl View {
         let Some(space) = self.space else {
             return Ok(());
         };
-        memory.read_at(space, at, data)
+        memory.read_at(User::Bar, space, at, data)
     }
 
     /// Writes at an offset; the write is dropped if the BAR shows nothing.
     pub fn write(&self, memory: &Memory, at: u64, data: &[u8]) -> Result<(), BadAddress> {
         match self.space {
-            Some(space) => memory.write_at(space, at, data),
+            Some(space) => memory.write_at(User::Bar, space, at, data),
             None => Ok(()),
         }
     }

@@ -15,6 +15,7 @@
 use super::{
     fifo::{Budget, Refused, Registers},
     mmu::{BadAddress, Memory},
+    tlb::User,
 };
 use crate::format::{
     instance::Space,
@@ -222,7 +223,7 @@ impl Launch {
                 return Ok(false);
             }
             let mut bytes = [0; 8];
-            memory.read_at(space, self.thread.at, &mut bytes)?;
+            memory.read_at(User::Engine, space, self.thread.at, &mut bytes)?;
             let raw = u64::from_le_bytes(bytes);
             let instruction = Instruction::parse(raw).map_err(|_| Bad::Instruction(raw))?;
             self.thread.at = self.thread.at.wrapping_add(8);
@@ -243,7 +244,12 @@ impl Launch {
                 let bank = self.banks[usize::from(bank & 15)];
                 let mut word = [0; 4];
                 if u32::from(offset) + 4 <= bank.bytes {
-                    memory.read_at(space, bank.address + u64::from(offset & !3), &mut word)?;
+                    memory.read_at(
+                        User::Engine,
+                        space,
+                        bank.address + u64::from(offset & !3),
+                        &mut word,
+                    )?;
                 }
                 u32::from_le_bytes(word)
             }
@@ -335,12 +341,17 @@ impl Launch {
             Operation::Load { address, offset } => {
                 let mut word = [0; 4];
                 let at = self.thread.address(address, offset);
-                memory.read_at(space, at, &mut word)?;
+                memory.read_at(User::Engine, space, at, &mut word)?;
                 u32::from_le_bytes(word)
             }
             Operation::Store { address, offset } => {
                 let at = self.thread.address(address, offset);
-                memory.write_at(space, at, &self.thread.get(register).to_le_bytes())?;
+                memory.write_at(
+                    User::Engine,
+                    space,
+                    at,
+                    &self.thread.get(register).to_le_bytes(),
+                )?;
                 return Ok(false);
             }
         };

@@ -16,6 +16,7 @@
 use super::{
     fifo::{Budget, Refused, Registers},
     mmu::{Access, BadAddress, Memory},
+    tlb::User,
 };
 use crate::format::{PAGE, instance::Space};
 
@@ -44,10 +45,20 @@ impl Release {
     pub fn write(self, memory: &Memory, space: Space, now: u64) -> Result<(), BadAddress> {
         if self.with_time {
             // The word is written last, so whoever sees it sees the time.
-            memory.write_at(space, self.address.wrapping_add(8), &now.to_le_bytes())?;
-            memory.write_at(space, self.address.wrapping_add(4), &[0; 4])?;
+            memory.write_at(
+                User::Engine,
+                space,
+                self.address.wrapping_add(8),
+                &now.to_le_bytes(),
+            )?;
+            memory.write_at(User::Engine, space, self.address.wrapping_add(4), &[0; 4])?;
         }
-        memory.write_at(space, self.address, &self.payload.to_le_bytes())
+        memory.write_at(
+            User::Engine,
+            space,
+            self.address,
+            &self.payload.to_le_bytes(),
+        )
     }
 }
 
@@ -88,8 +99,8 @@ impl Copy {
             }
             let source = self.source.wrapping_add(u64::from(self.done));
             let destination = self.destination.wrapping_add(u64::from(self.done));
-            let from = memory.translate(space, source, Access::Read)?;
-            let to = memory.translate(space, destination, Access::Write)?;
+            let from = memory.translate(User::Engine, space, source, Access::Read)?;
+            let to = memory.translate(User::Engine, space, destination, Access::Write)?;
             let left = u64::from(self.line - self.done);
             // At most one page.
             let len = left.min(from.len).min(to.len).min(PAGE);

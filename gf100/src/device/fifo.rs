@@ -15,6 +15,7 @@ use super::{
     kept::{Kept, Name},
     m2mf::{self, Inline},
     mmu::{Access, BadAddress, Memory, PhysicalAddress},
+    tlb::User,
 };
 use crate::{
     format::{
@@ -595,7 +596,9 @@ impl Run<'_> {
             let count = (words as usize).min(FETCH);
             let mut bytes = [0; FETCH * 4];
             let bytes = &mut bytes[..count * 4];
-            self.memory.read_at(space, address, bytes).map_err(bad)?;
+            self.memory
+                .read_at(User::Engine, space, address, bytes)
+                .map_err(bad)?;
             let new = bytes
                 .chunks_exact(4)
                 .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
@@ -615,7 +618,9 @@ impl Run<'_> {
         // The ring may have shrunk since the index was checked.
         ramfc.gp_get = (ramfc.gp_get + 1) & (self.context.entries - 1);
         let gp_get = ramfc.gp_get;
-        self.memory.read_at(space, at, &mut entry).map_err(bad)?;
+        self.memory
+            .read_at(User::Engine, space, at, &mut entry)
+            .map_err(bad)?;
         let entry = GpEntry::parse(u64::from_le_bytes(entry));
         self.context.segment = (entry.address, entry.words);
         self.context.show(self.memory, userd::GP_GET, gp_get);

@@ -2,7 +2,7 @@
 
 use std::{fs::File, io, ops::Range, sync::Arc};
 
-use log::debug;
+use log::{debug, warn};
 
 use super::{
     bars::{Mapped, View},
@@ -10,7 +10,8 @@ use super::{
     mapping::memory_file,
     mmu::{BadAddress, Memory, PhysicalAddress},
     ram::Ram,
-    vram::{BackError, Vram},
+    tlb::Flushes,
+    vram::BackError,
 };
 use crate::{
     format::{Target, userd::Window},
@@ -26,8 +27,28 @@ pub const VRAM_BYTES: std::ops::RangeInclusive<u64> = 64 << 20..=32 << 30;
 /// An address beyond all VRAM.
 const NOWHERE: u64 = 1 << 60;
 
+/// A flush of all translations.
+const ALL: Flush = Flush {
+    directory: None,
+    hub_only: false,
+};
+
 /// Interval in nanoseconds at which a semaphore that a channel waits for is polled.
 const POLL: u64 = 1_000_000;
+
+/// How long requests take, in nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub struct Delays {
+    /// A flush of translations.
+    pub flush: u64,
+}
+
+/// The length of a flush is an assumption: no document tells the hardware's.
+impl Default for Delays {
+    fn default() -> Self {
+        Self { flush: 5_000 }
+    }
+}
 
 /// When there is more work.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -55,16 +76,17 @@ struct Engines {
     window: Option<Window>,
     /// The address in VRAM that BAR 0's window shows.
     base: u64,
+    flushes: Flushes,
+    delays: Delays,
+    /// Current time in nanoseconds.
+    now: u64,
 }
 
 impl Gpu {
     /// Creates a GPU after power-on, with this many bytes of VRAM (whole MiB). With `map`, BAR 3
     /// and BAR 0's window are files that clients map.
-    pub fn new(vram: u64, map: bool, now: u64) -> io::Result<Self> {
-        let memory = Memory {
-            vram: Vram::new(vram)?,
-            ram: Ram::default(),
-        };
+    pub fn new(vram: u64, map: bool, delays: Delays, now: u64) -> io::Result<Self> {
+        let memory = Memory::new(vram)?;
         Ok(Self {
             registers: Registers::new(vram, now),
             engines: Engines {
@@ -75,6 +97,9 @@ impl Gpu {
                 mapped: map.then(Mapped::new).transpose()?,
                 window: None,
                 base: 0,
+                flushes: Flushes::new(delays.flush),
+                delays,
+                now,
             },
         })
     }
@@ -88,6 +113,8 @@ impl Gpu {
         engines.bar3 = View::default();
         engines.window = None;
         engines.base = 0;
+        engines.flushes = Flushes::new(engines.delays.flush);
+        engines.memory.forget(&[ALL]);
         engines.follow();
     }
 
@@ -141,17 +168,20 @@ impl Gpu {
 
     /// Reads the register at `at`.
     pub fn read_register(&mut self, at: u32, now: u64) -> u32 {
+        self.engines.catch_up(now);
         self.registers.read(at, now, &mut self.engines)
     }
 
     /// Writes the register at `at`.
     pub fn write_register(&mut self, at: u32, value: u32, now: u64) {
+        self.engines.catch_up(now);
         self.registers.write(at, value, now, &mut self.engines);
         self.report();
     }
 
     /// Reads through a BAR; returns all ones where it maps nothing.
-    pub fn read_bar(&mut self, bar: Bar, at: u64, data: &mut [u8]) {
+    pub fn read_bar(&mut self, bar: Bar, at: u64, data: &mut [u8], now: u64) {
+        self.engines.catch_up(now);
         let engines = &self.engines;
         let (view, unit) = engines.view(bar);
         if let Err(bad) = view.read(&engines.memory, at, data) {
@@ -162,8 +192,9 @@ impl Gpu {
 
     /// Writes through a BAR; the write is dropped where it maps nothing. Returns whether this was a
     /// submission to a channel.
-    pub fn write_bar(&mut self, bar: Bar, at: u64, data: &[u8]) -> bool {
+    pub fn write_bar(&mut self, bar: Bar, at: u64, data: &[u8], now: u64) -> bool {
         let engines = &mut self.engines;
+        engines.catch_up(now);
         let (view, unit) = engines.view(bar);
         if let Err(bad) = view.write(&engines.memory, at, data) {
             self.bar_fault(bar, unit, bad);
@@ -192,6 +223,7 @@ impl Gpu {
     /// Runs one slice of work.
     pub fn work(&mut self, now: u64) -> Next {
         let engines = &mut self.engines;
+        engines.catch_up(now);
         let left = engines.fifo.run(&engines.memory, now);
         self.report();
         let alarm = self.registers.next_alarm();
@@ -226,6 +258,21 @@ impl Engines {
         match bar {
             Bar::One => (self.bar1, unit::BAR1),
             Bar::Three => (self.bar3, unit::BAR3),
+        }
+    }
+
+    /// Does what requests have come to by now.
+    fn catch_up(&mut self, now: u64) {
+        self.now = now;
+        let finished = self.flushes.finished(now);
+        if finished.is_empty() {
+            return;
+        }
+        self.memory.forget(&finished);
+        let directory = self.bar3.directory();
+        let covers = |flush: &Flush| flush.directory.is_none() || flush.directory == directory;
+        if directory.is_some() && finished.iter().any(covers) {
+            self.follow();
         }
     }
 
@@ -274,10 +321,13 @@ impl Effects for Engines {
     }
 
     fn flush(&mut self, flush: Flush) {
-        let directory = self.bar3.directory();
-        if directory.is_some() && (flush.directory.is_none() || flush.directory == directory) {
-            self.follow();
+        if !self.flushes.request(flush, self.now) {
+            warn!("a flush of translations is lost: there is no room for it");
         }
+    }
+
+    fn pending_flushes(&self) -> u8 {
+        self.flushes.pending()
     }
 
     fn bar_flush(&mut self) {}

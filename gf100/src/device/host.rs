@@ -5,6 +5,7 @@ use log::debug;
 use super::{
     copy::Release,
     mmu::{BadAddress, Memory},
+    tlb::User,
 };
 use crate::format::instance::Space;
 
@@ -56,7 +57,7 @@ impl Acquire {
     /// Whether the semaphore lets the channel continue.
     pub fn is_met(self, memory: &Memory, space: Space) -> Result<bool, BadAddress> {
         let mut bytes = [0; 4];
-        memory.read_at(space, self.address, &mut bytes)?;
+        memory.read_at(User::Engine, space, self.address, &mut bytes)?;
         let word = u32::from_le_bytes(bytes);
         Ok(match self.how {
             How::Equal => word == self.word,

@@ -95,18 +95,12 @@ impl<T> Kept<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        device::{ram::Ram, vram::Vram},
-        format::VramPage,
-    };
+    use crate::format::VramPage;
 
     #[test]
     fn all_channels_of_all_guests_that_vram_has_room_for_are_kept() {
         let vram = 1 << 30;
-        let memory = Memory {
-            vram: Vram::new(vram).expect("there is room"),
-            ram: Ram::default(),
-        };
+        let memory = Memory::new(vram).expect("there is room");
         let mut kept = Kept::new(vram);
         let blocks = (1..=16 * 128).map(|page| Target::Vram(VramPage(page)));
         for (number, instance) in blocks.clone().enumerate() {
@@ -120,10 +114,7 @@ mod tests {
 
     #[test]
     fn what_nobody_names_any_more_goes_first_and_then_the_oldest() {
-        let memory = Memory {
-            vram: Vram::new(64 << 20).expect("there is room"),
-            ram: Ram::default(),
-        };
+        let memory = Memory::new(64 << 20).expect("there is room");
         let mut kept = Kept::new(0);
         let block = |page| Target::Vram(VramPage(page));
         for page in 1..=LEAST as u32 {

@@ -14,6 +14,7 @@ use super::{
     copy::{Copy, Release},
     fifo::{Refused, Registers},
     mmu::{BadAddress, Memory},
+    tlb::User,
 };
 use crate::format::instance::Space;
 
@@ -92,7 +93,7 @@ impl Inline {
         if rest.lines > 0 && rest.line > 0 {
             let len = (rest.line - rest.done).min(4);
             let to = rest.destination.wrapping_add(u64::from(rest.done));
-            memory.write_at(space, to, &bytes[..len as usize])?;
+            memory.write_at(User::Engine, space, to, &bytes[..len as usize])?;
             rest.done += len;
             if rest.done == rest.line {
                 rest.done = 0;

@@ -1,7 +1,12 @@
-//! Virtual addresses of the GPU: a walk of two levels on each access. There is no TLB, so changes
-//! that a driver has not flushed are visible early, never late.
+//! Virtual addresses of the GPU: a walk of two levels, whose results are kept until they are flushed.
 
-use super::{ram::Ram, vram::Vram};
+use std::{cell::RefCell, io};
+
+use super::{
+    ram::Ram,
+    tlb::{Page, Tlb, User},
+    vram::Vram,
+};
 use crate::{
     format::{
         Aperture, LARGE, LARGE_SHIFT, PAGE, PAGE_SHIFT, Target, VA_BITS,
@@ -9,7 +14,7 @@ use crate::{
         instance::Space,
         pte::Pte,
     },
-    registers::interrupts::Reason,
+    registers::{Flush, interrupts::Reason},
 };
 
 /// Video memory and system memory.
@@ -18,6 +23,8 @@ pub struct Memory {
     pub vram: Vram,
     /// System memory.
     pub ram: Ram,
+    /// Translations are also kept when memory is only read.
+    tlb: RefCell<Tlb>,
 }
 
 /// A physical address.
@@ -78,6 +85,20 @@ pub struct BadAddress {
 }
 
 impl Memory {
+    /// Video memory of this many bytes (whole MiB), and no system memory.
+    pub fn new(vram: u64) -> io::Result<Self> {
+        Ok(Self {
+            vram: Vram::new(vram)?,
+            ram: Ram::default(),
+            tlb: RefCell::default(),
+        })
+    }
+
+    /// Forgets the translations that any of these flushes covers.
+    pub fn forget(&mut self, flushes: &[Flush]) {
+        self.tlb.get_mut().forget(flushes);
+    }
+
     /// Reads bytes. Returns whether all of them exist.
     pub fn read(&self, place: PhysicalAddress, data: &mut [u8]) -> bool {
         match place {
@@ -113,9 +134,28 @@ impl Memory {
         Pte::parse(self.word(place)?).ok()?
     }
 
+    fn page(&self, entry: Pde, address: u64) -> Result<Page, Reason> {
+        let small = (address >> PAGE_SHIFT) % SMALL_ENTRIES as u64;
+        let large = small >> (LARGE_SHIFT - PAGE_SHIFT);
+        let found = entry
+            .small
+            .and_then(|table| self.table_entry(table, small))
+            .map(|entry| Page { entry, size: PAGE });
+        match (found, entry.large) {
+            (Some(found), _) => Ok(found),
+            (None, None) => Err(Reason::NoPage),
+            (None, Some(_)) if large >= entry.large_entries() as u64 => Err(Reason::TableTooShort),
+            (None, Some(table)) => {
+                let entry = self.table_entry(table, large).ok_or(Reason::NoPage)?;
+                Ok(Page { entry, size: LARGE })
+            }
+        }
+    }
+
     /// Translates an address of a space. The result extends to the end of its page.
     pub fn translate(
         &self,
+        user: User,
         space: Space,
         address: u64,
         access: Access,
@@ -128,50 +168,43 @@ impl Memory {
         if address > space.limit || address >> VA_BITS != 0 {
             return Err(bad(Reason::Limit));
         }
-        let entry = self
-            .directory_entry(space, address)
-            .ok_or(bad(Reason::NoTable))?;
-        if entry.small.is_none() && entry.large.is_none() {
-            return Err(bad(Reason::NoTable));
-        }
-        let small = (address >> PAGE_SHIFT) % SMALL_ENTRIES as u64;
-        let large = small >> (LARGE_SHIFT - PAGE_SHIFT);
-        let found = entry
-            .small
-            .and_then(|table| self.table_entry(table, small))
-            .map(|page| (page, PAGE));
-        let found = match (found, entry.large) {
-            (Some(found), _) => found,
-            (None, None) => return Err(bad(Reason::NoPage)),
-            (None, Some(_)) if large >= entry.large_entries() as u64 => {
-                return Err(bad(Reason::TableTooShort));
-            }
-            (None, Some(table)) => {
-                let page = self.table_entry(table, large);
-                (page.ok_or(bad(Reason::NoPage))?, LARGE)
-            }
-        };
-        let (page, size) = found;
-        if access == Access::Write && page.read_only {
+        let mut tlb = self.tlb.borrow_mut();
+        let mut kept = tlb.of(user, space.directory());
+        let entry = kept.entry(address >> directory::SHIFT, || {
+            self.directory_entry(space, address)
+                .filter(|entry| entry.small.is_some() || entry.large.is_some())
+                .ok_or(bad(Reason::NoTable))
+        })?;
+        let page = kept.page(address >> PAGE_SHIFT, || {
+            self.page(entry, address).map_err(bad)
+        })?;
+        let Page { entry, size } = page;
+        if access == Access::Write && entry.read_only {
             return Err(bad(Reason::ReadOnly));
         }
         // Every kind of storage is linear in this model, but system memory cannot be compressed.
-        if page.aperture != Aperture::Vram && page.kind != 0 && page.tag != 0 {
+        if entry.aperture != Aperture::Vram && entry.kind != 0 && entry.tag != 0 {
             return Err(bad(Reason::Kind));
         }
         let offset = address % size;
         Ok(Span {
-            place: PhysicalAddress::of(page.target()).after(offset),
+            place: PhysicalAddress::of(entry.target()).after(offset),
             len: size - offset,
         })
     }
 
     /// Reads bytes at a virtual address.
-    pub fn read_at(&self, space: Space, address: u64, data: &mut [u8]) -> Result<(), BadAddress> {
+    pub fn read_at(
+        &self,
+        user: User,
+        space: Space,
+        address: u64,
+        data: &mut [u8],
+    ) -> Result<(), BadAddress> {
         let mut done = 0;
         while done < data.len() {
             let address = address.wrapping_add(done as u64);
-            let span = self.translate(space, address, Access::Read)?;
+            let span = self.translate(user, space, address, Access::Read)?;
             let len = (data.len() - done).min(usize::try_from(span.len).unwrap_or(usize::MAX));
             if !self.read(span.place, &mut data[done..done + len]) {
                 return Err(BadAddress {
@@ -187,11 +220,17 @@ impl Memory {
 
     /// Writes bytes at a virtual address. If this fails, the bytes before the bad page have been
     /// written.
-    pub fn write_at(&self, space: Space, address: u64, data: &[u8]) -> Result<(), BadAddress> {
+    pub fn write_at(
+        &self,
+        user: User,
+        space: Space,
+        address: u64,
+        data: &[u8],
+    ) -> Result<(), BadAddress> {
         let mut done = 0;
         while done < data.len() {
             let address = address.wrapping_add(done as u64);
-            let span = self.translate(space, address, Access::Write)?;
+            let span = self.translate(user, space, address, Access::Write)?;
             let len = (data.len() - done).min(usize::try_from(span.len).unwrap_or(usize::MAX));
             if !self.write(span.place, &data[done..done + len]) {
                 return Err(BadAddress {

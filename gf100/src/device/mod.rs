@@ -2,7 +2,7 @@
 //!
 //! - [`mapping`]: memory that is backed by files. [`vram`]: video memory. [`ram`]: system memory,
 //!   by address.
-//! - [`mmu`]: virtual addresses.
+//! - [`mmu`]: virtual addresses; [`tlb`]: what the GPU keeps of their translations.
 //! - [`fifo`]: channels, run lists and the interpreter of push buffers; [`host`], [`copy`],
 //!   [`m2mf`], [`graphics`], [`compute`]: methods.
 //! - [`bars`]: what the CPU sees through BAR 1 and BAR 3.
@@ -30,6 +30,7 @@ pub mod mapping;
 pub mod mmu;
 pub mod ram;
 pub mod server;
+pub mod tlb;
 pub mod vram;
 
 #[cfg(test)]

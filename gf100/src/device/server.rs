@@ -30,7 +30,7 @@ use super::{
     bars::{BAR1_BYTES, BAR3_BYTES, WINDOW_BYTES, WINDOW_START},
     config::{self, Config},
     confine::confine,
-    gpu::{Gpu, Next},
+    gpu::{Delays, Gpu, Next},
     lines::{Lines, Way},
 };
 use crate::registers::{BAR0_BYTES, Bar};
@@ -247,6 +247,8 @@ pub struct Settings {
     pub map: bool,
     /// Whether to give up permissions that the server does not need.
     pub confine: bool,
+    /// How long requests take.
+    pub delays: Delays,
 }
 
 /// Removes the stale socket of a server that was killed.
@@ -263,7 +265,7 @@ fn remove_leftover(socket: &Path) {
 pub fn serve(socket: &Path, settings: Settings) -> Result<(), Error> {
     let start = Instant::now();
     let mebibytes = settings.vram >> 20;
-    let gpu = Gpu::new(settings.vram, settings.map, 0)
+    let gpu = Gpu::new(settings.vram, settings.map, settings.delays, 0)
         .map_err(|source| Error::Memory(mebibytes, source))?;
     let device = Device {
         gpu,
@@ -386,8 +388,8 @@ impl ServerBackend for Client {
         let mut device = self.shared.device();
         match region {
             BAR0 => Self::read_registers(&mut device, offset, data, now),
-            BAR1 => device.gpu.read_bar(Bar::One, offset, data),
-            BAR3 => device.gpu.read_bar(Bar::Three, offset, data),
+            BAR1 => device.gpu.read_bar(Bar::One, offset, data, now),
+            BAR3 => device.gpu.read_bar(Bar::Three, offset, data, now),
             _ => device.config.read(offset, data),
         }
         Ok(())
@@ -405,12 +407,12 @@ impl ServerBackend for Client {
                 more = Next::Now;
             }
             BAR1 => {
-                if device.gpu.write_bar(Bar::One, offset, data) {
+                if device.gpu.write_bar(Bar::One, offset, data, now) {
                     more = device.gpu.work(now);
                 }
             }
             BAR3 => {
-                device.gpu.write_bar(Bar::Three, offset, data);
+                device.gpu.write_bar(Bar::Three, offset, data, now);
             }
             _ => device.config.write(offset, data),
         }

@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::{
     bars::WINDOW_START,
-    gpu::{Gpu, Next},
+    gpu::{Delays, Gpu, Next},
     mapping::{Mapping, memory_file},
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
         ramfc::{self, Ramfc},
         userd,
     },
-    registers::Bar,
+    registers::{Bar, ROOM, TRANSLATED, TRANSLATIONS},
 };
 
 const VRAM: u64 = 16 << 20;
@@ -49,7 +49,7 @@ struct Driver {
 
 impl Driver {
     fn new(map: bool) -> Self {
-        let gpu = Gpu::new(VRAM, map, 0).expect("there is room");
+        let gpu = Gpu::new(VRAM, map, Delays::default(), 0).expect("there is room");
         let mut driver = Self {
             gpu,
             put: 0,
@@ -137,6 +137,19 @@ impl Driver {
         self.gpu.read_register(at, self.now)
     }
 
+    /// Requests a flush of this type, of the driver's address space.
+    fn flush(&mut self, what: u32) {
+        self.write(0x10_0cb8, ((DIRECTORY / PAGE) << 4) as u32);
+        self.write(0x10_0cbc, 1 << 31 | what);
+    }
+
+    /// Waits for all flushes.
+    fn flushed(&mut self) {
+        while self.read(TRANSLATIONS) & TRANSLATED == 0 {
+            self.now += 1000;
+        }
+    }
+
     /// Submits words without running the GPU.
     fn submit(&mut self, words: &[u32]) {
         let at = PUSH + u64::from(self.put) * 0x1000;
@@ -157,7 +170,10 @@ impl Driver {
 
     fn ring(&mut self) {
         let at = USERD + 5 * userd::STRIDE + userd::GP_PUT;
-        assert!(self.gpu.write_bar(Bar::One, at, &self.put.to_le_bytes()));
+        assert!(
+            self.gpu
+                .write_bar(Bar::One, at, &self.put.to_le_bytes(), self.now)
+        );
     }
 
     /// Runs the GPU until it has no immediate work, for at most this number of slices.
@@ -415,12 +431,85 @@ fn files_show_what_the_window_and_bar_3_do() {
     driver.write(0x00_1714, 1 << 31 | (INSTANCE / PAGE) as u32);
     driver.page(3, Target::Vram(VramPage((DATA / PAGE) as u32)), false);
     driver.page(DATA / PAGE, Target::Vram(VramPage(3)), false);
-    driver.write(0x10_0cb8, ((DIRECTORY / PAGE) << 4) as u32);
-    driver.write(0x10_0cbc, 1 << 31 | 5);
+    driver.flush(5);
+    bar3.read(3 * PAGE + 8, &mut seen);
+    assert_ne!(seen, [9; 4], "not yet");
+    driver.flushed();
     bar3.read(3 * PAGE + 8, &mut seen);
     assert_eq!(seen, [9; 4]);
     bar3.write(DATA, &[3; 4]);
     assert_eq!(driver.word(3 * PAGE), 0x0303_0303);
+}
+
+#[test]
+fn an_old_page_is_used_until_a_flush_of_its_space_has_finished() {
+    let mut driver = Driver::new(false);
+    let (page, elsewhere) = (DATA / PAGE, DATA + 0x8000);
+    // Each time, the word at `DATA` is written.
+    let mut next = 0;
+    let mut written = |driver: &mut Driver| {
+        next += 1;
+        driver.submit(&semaphore(DATA, next, 2 | 1 << 24));
+        assert_eq!(driver.work(3), Next::Never);
+        (driver.word(DATA) == next, driver.word(elsewhere) == next)
+    };
+    let (old, new) = ((true, false), (false, true));
+    assert_eq!(written(&mut driver), old);
+    let target = Target::Vram(VramPage((elsewhere / PAGE) as u32));
+    driver.page(page, target, false);
+    assert_eq!(written(&mut driver), old, "without a flush");
+    driver.flush(5);
+    driver.flushed();
+    assert_eq!(written(&mut driver), old, "the flush was for BARs only");
+    driver.write(0x10_0cb8, 0x7777 << 4);
+    driver.write(0x10_0cbc, 1 << 31 | 1);
+    driver.flushed();
+    assert_eq!(written(&mut driver), old, "it was for another space");
+    driver.flush(1);
+    assert_eq!(driver.read(TRANSLATIONS), ROOM - (1 << 16) - TRANSLATED);
+    assert_eq!(written(&mut driver), old, "it has not finished");
+    driver.flushed();
+    assert_eq!(driver.read(TRANSLATIONS), ROOM);
+    assert_eq!(written(&mut driver), new);
+    // BAR 1 shows the same address space.
+    let mut seen = [0; 4];
+    driver.gpu.read_bar(Bar::One, DATA, &mut seen, driver.now);
+    assert_eq!(u32::from_le_bytes(seen), driver.word(elsewhere));
+}
+
+#[test]
+fn an_old_table_is_used_until_a_flush_has_finished() {
+    let mut driver = Driver::new(false);
+    // The next entry of the directory, with the same table.
+    const ENTRY: u64 = DIRECTORY + 8;
+    let mut entry = [0; 8];
+    assert!(driver.gpu.read_vram(DIRECTORY, &mut entry));
+    driver.set(ENTRY, &entry);
+    // Writes to a page that was not used before.
+    let written = |driver: &mut Driver, page: u64| {
+        let at = DATA + page * PAGE;
+        driver.submit(&semaphore((1 << 27) + at, 1, 2 | 1 << 24));
+        assert_eq!(driver.work(3), Next::Never);
+        driver.word(at) == 1
+    };
+    assert!(written(&mut driver, 0));
+    driver.set(ENTRY, &[0; 8]);
+    assert!(written(&mut driver, 1), "the old table is known");
+    driver.flush(3);
+    driver.flushed();
+    assert!(!written(&mut driver, 2));
+}
+
+#[test]
+fn a_flush_without_room_is_lost() {
+    let mut driver = Driver::new(false);
+    for pending in 0..=0xff {
+        assert_eq!(driver.read(TRANSLATIONS) >> 16, 0xff - pending);
+        driver.flush(1);
+    }
+    assert_eq!(driver.read(TRANSLATIONS) >> 16, 0);
+    driver.now += 255 * 5_000;
+    assert_eq!(driver.read(TRANSLATIONS), ROOM);
 }
 
 #[test]

@@ -46,7 +46,7 @@ pub const BAR_FLUSH: u32 = 0x07_0000;
 pub const BAR_FLUSHING: u32 = 1 << 1;
 /// Status of TLB requests.
 pub const TRANSLATIONS: u32 = 0x10_0c80;
-/// Its value when all are done, and there is room for more.
+/// Its value when all are done. Bits 23:16 are the number of further requests for which there is room.
 pub const ROOM: u32 = 0x00ff_8000;
 /// Its bit that says that all are done.
 pub const TRANSLATED: u32 = 1 << 15;
@@ -138,6 +138,8 @@ pub trait Effects {
     fn bar(&mut self, bar: Bar, instance: Option<Target>);
     /// Invalidates translations.
     fn flush(&mut self, flush: Flush);
+    /// Number of invalidations that have not finished. There is room for 255.
+    fn pending_flushes(&self) -> u8;
     /// Makes CPU writes through BARs visible to the GPU, and vice versa.
     fn bar_flush(&mut self);
     /// Moves the channels' submission pages to another place in BAR 1, or closes the window.
@@ -194,8 +196,10 @@ impl Registers {
                 .timer
                 .read(at, now)
                 .unwrap_or_else(|| self.file.read(at).unwrap_or(0)),
-            // The CPU's TLB request is done, and there is room for more.
-            TRANSLATIONS => ROOM,
+            TRANSLATIONS => match effects.pending_flushes() {
+                0 => ROOM,
+                pending => (ROOM & !TRANSLATED) - (u32::from(pending) << 16),
+            },
             // A power change of the graphics engine is done.
             0x40_4170 => self.file.read(at).unwrap_or(0) & !0x10,
             // Three command fetch units (PBDMAs).

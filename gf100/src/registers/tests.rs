@@ -28,6 +28,9 @@ impl Effects for Seen {
     fn flush(&mut self, flush: Flush) {
         self.calls.push(format!("{flush:?}"));
     }
+    fn pending_flushes(&self) -> u8 {
+        0
+    }
     fn bar_flush(&mut self) {
         self.calls.push("bar flush".to_owned());
     }

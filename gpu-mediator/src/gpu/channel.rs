@@ -13,11 +13,10 @@ use gf100::format::{
     ramfc::{self, Ramfc, SIGNATURE},
     userd,
 };
-use vfio_client::Failure;
 
 use super::{
     memory::{PhysPage, Reserve},
-    physical::Physical,
+    physical::{Failure, Physical},
     space::Slot,
     wire::{MOST_BATCHES, MOST_ENTRIES},
 };

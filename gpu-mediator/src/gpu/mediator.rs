@@ -19,13 +19,12 @@ use gf100::{
     registers::CHANNELS,
 };
 use log::{debug, info, warn};
-use vfio_client::Failure;
 
 use super::{
     channel::Channel,
     memory::{DmaPage, Pages, PhysPage, Reserve, is_safe_to_map},
     partition::{PER_LARGE, Partition, RamRange, dma_pages},
-    physical::Physical,
+    physical::{Failure, Physical},
     space::{self, Quota, Refused, Spaces, Wanted},
     wire::{Event, Request, VERSION},
 };
@@ -71,9 +70,9 @@ const RUN_LIST_PAGES: u32 = 1;
 /// Why a front's request failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// The connection to the GPU's server is lost.
+    /// The GPU is lost.
     #[error(transparent)]
-    Server(#[from] Failure),
+    Gpu(#[from] Failure),
     /// The front violates the protocol.
     #[error(transparent)]
     Refused(#[from] Refused),

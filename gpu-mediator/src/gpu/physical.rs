@@ -6,16 +6,19 @@ use std::{
     ops::Range,
     os::fd::{AsFd, AsRawFd, BorrowedFd},
     path::Path,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use gf100::format::{PAGE, userd};
+use gf100::{
+    format::{PAGE, userd},
+    registers::{TRANSLATED, TRANSLATIONS},
+};
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_PCI_CONFIG_REGION_INDEX,
     VFIO_PCI_MSI_IRQ_INDEX, VFIO_REGION_INFO_FLAG_MMAP,
 };
 use vfio_client::{
-    Connection, Deadline, Failure,
+    Connection, Deadline,
     connection::connect,
     wire::{self, RegionInfo},
 };
@@ -31,6 +34,10 @@ const VRAM_ADDRESS: u64 = 1 << 63;
 const SHORT: usize = 256;
 /// Time limit for a reply of the server.
 const PATIENCE: Duration = Duration::from_secs(5);
+/// Time limit for the GPU to finish a request: that of nouveau.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Interval at which it is asked, if the first answer is no.
+const INTERVAL: Duration = Duration::from_micros(50);
 
 const BAR0: u32 = 0;
 const BAR1: u32 = 1;
@@ -39,12 +46,30 @@ const MSI_CONTROL: u64 = 0x6a;
 /// Vendor and device ID of the GF100.
 const IDENTITY: u32 = 0x06d8_10de;
 
+/// Why a request to the GPU failed. Unless it [is a refusal](Self::is_refusal), the GPU is lost.
+#[derive(Debug, thiserror::Error)]
+pub enum Failure {
+    /// Its server failed.
+    #[error(transparent)]
+    Server(#[from] vfio_client::Failure),
+    /// It does not finish what its registers were told to do.
+    #[error("it has not finished {0} within {limit} s: it hangs", limit = LIMIT.as_secs())]
+    Hangs(&'static str),
+}
+
+impl Failure {
+    /// Whether its server has only refused the request.
+    pub fn is_refusal(&self) -> bool {
+        matches!(self, Self::Server(failure) if failure.is_refusal())
+    }
+}
+
 /// Why the GPU cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// Its server failed.
+    /// It fails.
     #[error(transparent)]
-    Server(#[from] Failure),
+    Failed(#[from] Failure),
     /// It is a different device.
     #[error("it is device {0:#010x}, and only GF100 (0x06d810de) is known")]
     Device(u32),
@@ -57,7 +82,7 @@ pub enum Error {
 }
 
 fn lie(command: Command, source: wire::Lie) -> Failure {
-    Failure::Lie { command, source }
+    vfio_client::Failure::Lie { command, source }.into()
 }
 
 /// The GPU.
@@ -72,8 +97,10 @@ pub struct Physical {
 impl Physical {
     /// Connects to the GPU's server and sets up bus mastering and interrupts.
     pub fn connect(path: &Path) -> Result<Self, Error> {
-        let stream = connect(path).map_err(Failure::Connect)?;
-        let connection = Connection::new(stream, Deadline::after(PATIENCE))?;
+        let stream =
+            connect(path).map_err(|error| Failure::from(vfio_client::Failure::Connect(error)))?;
+        let connection =
+            Connection::new(stream, Deadline::after(PATIENCE)).map_err(Failure::from)?;
         let interrupt = EventFd::new(EFD_NONBLOCK).map_err(Error::Eventfd)?;
         let mut gpu = Self {
             connection,
@@ -85,7 +112,8 @@ impl Physical {
         let max = wire::MAX_REGION_INFO as usize;
         let body = wire::region_info(BAR0);
         let deadline = Deadline::after(PATIENCE);
-        let answer = gpu.connection.ask(command, &[&body], &[], max, deadline)?;
+        let answer = gpu.connection.ask(command, &[&body], &[], max, deadline);
+        let answer = answer.map_err(Failure::from)?;
         let info = RegionInfo::parse(&answer.body, BAR0).map_err(|source| lie(command, source))?;
         let mut identity = [0; 4];
         gpu.read(VFIO_PCI_CONFIG_REGION_INDEX, 0, &mut identity)?;
@@ -183,7 +211,8 @@ impl Physical {
         self.questions += 1;
         let command = Command::RegionWrite;
         self.connection
-            .post(command, &[&body, data], wire::ACCESS + 8, deadline)
+            .post(command, &[&body, data], wire::ACCESS + 8, deadline)?;
+        Ok(())
     }
 
     /// Clears interrupt reasons, without waiting.
@@ -202,9 +231,31 @@ impl Physical {
         self.post(BAR1, at, &put.to_le_bytes())
     }
 
-    /// Invalidates the translations of all spaces.
+    /// Waits until a register has the value of a finished request.
+    fn wait(
+        &mut self,
+        what: &'static str,
+        at: u32,
+        is_done: impl Fn(u32) -> bool,
+    ) -> Result<(), Failure> {
+        let start = Instant::now();
+        while !is_done(self.register(at)?) {
+            if start.elapsed() > LIMIT {
+                return Err(Failure::Hangs(what));
+            }
+            std::thread::sleep(INTERVAL);
+        }
+        Ok(())
+    }
+
+    /// Invalidates the translations of all spaces. When this returns, none is used any more.
     pub fn flush(&mut self) -> Result<(), Failure> {
-        self.set(0x10_0cbc, 1 << 31 | 3)
+        // There is room for it, since each request is waited for.
+        let request: u32 = 1 << 31 | 3;
+        self.post(BAR0, 0x10_0cbc, &request.to_le_bytes())?;
+        self.wait("a flush of its translations", TRANSLATIONS, |status| {
+            status & TRANSLATED != 0
+        })
     }
 
     /// Sets an entry of the channel table: the instance block, and whether the channel may run.
@@ -244,8 +295,8 @@ impl Physical {
         let fd = [file.as_fd()];
         self.questions += 1;
         self.connection
-            .ask(Command::DmaMap, &[&body], &fd, SHORT, deadline)
-            .map(drop)
+            .ask(Command::DmaMap, &[&body], &fd, SHORT, deadline)?;
+        Ok(())
     }
 
     fn unmap(&mut self, address: u64, len: u64) -> Result<(), Failure> {
@@ -253,8 +304,8 @@ impl Physical {
         let deadline = Deadline::after(PATIENCE);
         self.questions += 1;
         self.connection
-            .ask(Command::DmaUnmap, &[&body], &[], SHORT, deadline)
-            .map(drop)
+            .ask(Command::DmaUnmap, &[&body], &[], SHORT, deadline)?;
+        Ok(())
     }
 
     /// Backs a range of VRAM by the first bytes of a file.

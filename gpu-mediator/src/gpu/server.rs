@@ -14,12 +14,11 @@ use std::{
 
 use base::Chain;
 use log::{info, warn};
-use vfio_client::Failure;
 
 use super::{
     link::{Listener, Packet, Packets},
     mediator::{self, Mediator},
-    physical,
+    physical::{self, Failure},
     wire::{Event, Nonsense, Request, VERSION},
 };
 use crate::{
@@ -52,7 +51,7 @@ pub enum Error {
     /// The socket cannot be created.
     #[error("cannot listen at {0}: does its folder exist, and is nobody else there?")]
     Listen(String, #[source] io::Error),
-    /// The connection to the GPU's server is lost.
+    /// The GPU's server is lost, or the GPU hangs.
     #[error("the GPU is lost")]
     Lost(#[source] Failure),
     /// Waiting fails.
@@ -168,7 +167,7 @@ impl Server {
         entries.extend(fronts.map(|front| entry(front.packets.as_fd(), !front.outbox.is_empty())));
         base::poll::poll(&mut entries, again).map_err(Error::Wait)?;
         if entries[2].revents != 0 {
-            return Err(Error::Lost(Failure::Closed));
+            return Err(Error::Lost(vfio_client::Failure::Closed.into()));
         }
         if entries[1].revents != 0 {
             self.mediator.interrupt().map_err(Error::Lost)?;
@@ -247,7 +246,7 @@ impl Server {
             Ok(()) => {
                 self.fronts.insert(fd, front);
             }
-            Err(Ending::Request(mediator::Error::Server(failure))) => {
+            Err(Ending::Request(mediator::Error::Gpu(failure))) => {
                 return Err(Error::Lost(failure));
             }
             Err(ending) => {

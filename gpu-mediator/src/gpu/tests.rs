@@ -10,7 +10,10 @@ use std::{path::PathBuf, time::Instant};
 use base::{Access, Mapping, memfd};
 use gf100::format::{Gfn, PAGE, Target};
 use gf100::{
-    device::server::{Settings, serve},
+    device::{
+        gpu::Delays,
+        server::{Settings, serve},
+    },
     format::{
         LARGE, VramPage,
         push::{GpEntry, Header, Run as Words},
@@ -21,7 +24,7 @@ use wire::Event;
 use super::{
     link::Packets,
     mediator::{Error, LOOK, Mediator},
-    physical::Physical,
+    physical::{Failure, Physical},
     wire::{Directory, MOST_BATCHES, Request, Run, Size},
     *,
 };
@@ -37,6 +40,10 @@ const RAM_VA: u64 = 0x2000_0000;
 
 /// The directory with the socket of a GPU's server, `gpu.sock`: one for each test.
 fn model(name: &str) -> PathBuf {
+    model_with(name, Delays::default())
+}
+
+fn model_with(name: &str, delays: Delays) -> PathBuf {
     let folder = std::env::temp_dir().join(format!("gantry-gpu-{}-{name}", std::process::id()));
     std::fs::create_dir_all(&folder).expect("a folder");
     let path = folder.join("gpu.sock");
@@ -45,6 +52,7 @@ fn model(name: &str) -> PathBuf {
             vram: 256 * MIB,
             map: false,
             confine: false,
+            delays,
         };
         serve(&path, settings).map_err(|error| panic!("{error}"))
     });
@@ -65,7 +73,12 @@ fn connect<T, E: std::fmt::Debug>(mut to: impl FnMut() -> Result<T, E>) -> T {
 
 /// A separate GPU for a test.
 fn gpu(name: &str, policy: Name, limit: Duration) -> Mediator {
-    let folder = model(name);
+    gpu_with(name, policy, limit, Delays::default())
+}
+
+/// One whose requests take other times.
+fn gpu_with(name: &str, policy: Name, limit: Duration, delays: Delays) -> Mediator {
+    let folder = model_with(name, delays);
     let physical = connect(|| Physical::connect(&folder.join("gpu.sock")));
     std::fs::remove_dir_all(folder).expect("it is ours");
     Mediator::new(physical, policy, limit).expect("it can be shared")
@@ -1094,4 +1107,44 @@ fn tables_that_come_and_go_end_no_space_for_want_of_a_flush() {
         let figures = mediator.figures(guest.id).expect("it is there");
         assert_eq!(figures.spaces_ended, 0, "in round {round}");
     }
+}
+
+/// Longer than it takes to submit, and to run what was submitted.
+const SLOW: Delays = Delays { flush: 50_000_000 };
+
+#[test]
+fn a_page_that_is_mapped_elsewhere_is_never_used_where_it_was() {
+    let mut mediator = gpu_with("flush", Name::Fair, LONG, SLOW);
+    let guest = Guest::new(&mut mediator);
+    let word = |page: u64| read(&guest.vram, (page * PAGE) as usize);
+    let submit = |mediator: &mut Mediator, number| {
+        guest.submit(mediator, 1, 0, &release(VRAM_VA + 8 * PAGE, number));
+        done(mediator, &guest, 1);
+    };
+    submit(&mut mediator, 1);
+    for (number, page) in (2_u32..).zip(9..12) {
+        let run = Run {
+            index: ((VRAM_VA >> 12) % 0x8000) as u16 + 8,
+            count: 1,
+            first: Some(Target::Vram(VramPage(page))),
+            read_only: false,
+            kind: 0,
+        };
+        let (table, runs) = (1, vec![run]);
+        guest
+            .ask(&mut mediator, Request::Map { table, runs })
+            .expect("they are there");
+        submit(&mut mediator, number);
+    }
+    assert_eq!([8, 9, 10, 11].map(word), [1, 2, 3, 4]);
+}
+
+#[test]
+fn a_gpu_that_does_not_finish_a_flush_is_lost() {
+    let delays = Delays { flush: u64::MAX };
+    let mut mediator = gpu_with("hang", Name::Fair, LONG, delays);
+    let guest = Guest::new(&mut mediator);
+    guest.submit(&mut mediator, 1, 0, &release(VRAM_VA, 1));
+    let failure = mediator.tick(Moment::now()).expect_err("it never ends");
+    assert!(matches!(failure, Failure::Hangs(_)), "{failure}");
 }

@@ -5,10 +5,9 @@
 use std::time::Duration;
 
 use gf100::registers::interrupts::{Reason, unit};
-use vfio_client::Failure;
 
 use super::{Mediator, REQUEST, Turn, Vm, Wanted, warn};
-use crate::gpu::wire::Event;
+use crate::gpu::{physical::Failure, wire::Event};
 
 /// The event of a channel that ends because its space has no memory for page tables.
 pub fn without_memory(channel: u8) -> Event {
