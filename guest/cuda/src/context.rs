@@ -230,7 +230,8 @@ pub enum Waited {
     Captured,
 }
 
-/// Waits for the work of all contexts, before host memory that any of them may use is given up. Leaves captures valid.
+/// Waits for the work of all contexts, before host memory that any of them may use is given up. Leaves captures valid. What
+/// the driver has refused is left to the waits of the program.
 pub fn wait_for_all(link: &Link, current: u32) -> Waited {
     let others: Vec<u32> = DEVICES
         .lock_unpoisoned()

@@ -152,7 +152,7 @@ pub fn give_up(link: &Link, context: u32, at: u64) -> Outcome {
 /// Frees what was kept, if no streams are captured any more; false if that is nothing.
 ///
 /// # Errors
-/// The driver's, of earlier work: nobody else is told.
+/// The driver's, of earlier work: it is not this memory's fault.
 fn free_kept(link: &Link, context: u32) -> Outcome<bool> {
     let kept = &link.state.kept;
     if kept.is_empty() {

@@ -146,13 +146,13 @@ impl Server {
                 self.backend.left.remove(&context);
                 self.backend.legacy.done(raw);
             }
-            let deferred = self.take_deferred(context);
+            let deferred = self.deferred_for(call);
             return self.answer(header, &deferred.map_or(waited, Err));
         }
         let stays = self.stays(header);
         match self.all_work(context, raw) {
             Ok(fences) => {
-                let deferred = self.take_deferred(context);
+                let deferred = self.deferred_for(call);
                 self.answer_later(header, fences, true, deferred.unwrap_or(0));
                 if stays && self.stay()? {
                     self.backend.legacy.done(raw);
@@ -165,6 +165,13 @@ impl Server {
             }
             Err(code) => self.answer(header, &Err::<(), i32>(code)),
         }
+    }
+
+    /// Takes the deferred error that a wait for a context reports. One that spares captures is no wait of the program's for
+    /// that context, whose next wait reports it.
+    fn deferred_for(&mut self, call: &ContextSynchronize) -> Option<i32> {
+        let reports = !call.spares_captures;
+        reports.then(|| self.take_deferred(call.context))?
     }
 
     /// Waits in the driver for the current context, and signals this to a client that polls meanwhile.

@@ -240,6 +240,41 @@ fn what_cannot_be_waited_for_is_not_said_to_be_over_before_memory_is_given_up() 
 }
 
 #[test]
+fn refused_work_is_told_by_a_wait_of_the_program_alone() {
+    within_patience(|| {
+        let mut worker = Worker::new();
+        let (context, stream) = (worker.context, worker.stream);
+        let posted = testing::posted(Post::OPCODE);
+        let refused = codes::INVALID_VALUE;
+        worker.server.fail(posted, context, refused).unwrap();
+        // A stream that is destroyed while it has work leaves the wait to the driver.
+        for leaves in [false, true] {
+            if leaves {
+                worker.server.backend.left.insert(context);
+            }
+            let call = ContextSynchronize {
+                context,
+                spares_captures: true,
+            };
+            let request = Request::ContextSynchronize(call);
+            let asked = worker.ask(ContextSynchronize::OPCODE, request);
+            worker.await_answer(asked);
+        }
+        let request = Request::StreamSynchronize(StreamSynchronize { context, stream });
+        let asked = worker.ask(StreamSynchronize::OPCODE, request);
+        loop {
+            match worker.answers.poll(&mut worker.body).unwrap() {
+                Some(header) if header.sequence == asked => break,
+                _ => worker.server.turn(&mut worker.taken, &mut worker.body),
+            }
+            .unwrap();
+        }
+        let answer = Result::<(), i32>::from_bytes(&worker.body).unwrap();
+        assert_eq!(answer, Err(refused));
+    });
+}
+
+#[test]
 fn memory_in_stream_order_does_not_wait_for_functions() {
     within_patience(|| {
         let mut worker = Worker::new();

@@ -297,7 +297,8 @@ calls! {
         /// The current context.
         context: u32,
         /// Beside captures, waits for streams that are not captured, as far as this leaves the captures valid, and
-        /// answers `NOT_READY`. Otherwise the driver decides what happens to the captures.
+        /// answers `NOT_READY`, and leaves the error of a refused call to the next wait of the context. Otherwise the driver
+        /// decides what happens to the captures.
         spares_captures: bool,
     } -> ();
     /// Waits for an event.
