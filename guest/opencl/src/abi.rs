@@ -136,3 +136,48 @@ pub fn handle<T>(call: impl FnOnce() -> Outcome<*mut T>, errcode_ret: *mut i32) 
         }
     }
 }
+
+/// Defines entry points. Each runs its body unless this process is forked, and returns what that came to:
+///
+/// - `fn name(parameters)` a code
+/// - `fn name(parameters; around)` the code of a command, whose wait list and event (`around`) are its last parameters
+/// - `fn name(parameters) -> Handle<T>` a new handle; where to put the code is its last parameter
+/// - `fn [one: false, other: true] |flag| (parameters; around)` defines two that differ in a flag
+macro_rules! entry_points {
+    () => {};
+    ($(#[$about:meta])* fn $name:ident($($parameter:ident: $of:ty),*) $body:block $($rest:tt)*) => {
+        $(#[$about])*
+        pub extern "C" fn $name($($parameter: $of),*) -> i32 {
+            $crate::abi::code(|| $body)
+        }
+        $crate::abi::entry_points! { $($rest)* }
+    };
+    ($(#[$about:meta])* fn $name:ident($($parameter:ident: $of:ty),*; $around:ident) $body:block $($rest:tt)*) => {
+        $(#[$about])*
+        pub extern "C" fn $name(
+            $($parameter: $of,)*
+            count: u32,
+            wait: *const $crate::object::Handle<$crate::object::Event>,
+            event: *mut $crate::object::Handle<$crate::object::Event>,
+        ) -> i32 {
+            let $around = $crate::event::Around { count, wait, event };
+            $crate::abi::code(|| $body)
+        }
+        $crate::abi::entry_points! { $($rest)* }
+    };
+    ($(#[$about:meta])* fn $name:ident($($parameter:ident: $of:ty),*) -> $handle:ty $body:block $($rest:tt)*) => {
+        $(#[$about])*
+        pub extern "C" fn $name($($parameter: $of,)* errcode_ret: *mut i32) -> $handle {
+            $crate::abi::handle(|| $body, errcode_ret)
+        }
+        $crate::abi::entry_points! { $($rest)* }
+    };
+    (fn [$($name:ident: $value:literal),*] |$flag:ident| $parameters:tt $body:tt $($rest:tt)*) => {
+        $($crate::abi::entry_points! { @flag $flag $value fn $name $parameters $body })*
+        $crate::abi::entry_points! { $($rest)* }
+    };
+    (@flag $flag:ident $value:literal fn $name:ident $parameters:tt { $($body:tt)* }) => {
+        $crate::abi::entry_points! { fn $name $parameters { let $flag = $value; $($body)* } }
+    };
+}
+pub(crate) use entry_points;

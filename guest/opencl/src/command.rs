@@ -14,8 +14,8 @@ use remoting_proto::{
 };
 
 use crate::{
-    abi::{Outcome, array, code, list, sizes},
-    event::{Around, submit},
+    abi::{Outcome, array, entry_points, list, sizes},
+    event::submit,
     object::{Event, Handle, Kernel, Mem, Queue, get},
     platform::limit,
     transfer::same_context,
@@ -41,18 +41,11 @@ fn grid(
     })
 }
 
-pub extern "C" fn clEnqueueNDRangeKernel(
-    queue: Handle<Queue>,
-    kernel: Handle<Kernel>,
-    dimensions: u32,
-    offset: *const usize,
-    global: *const usize,
-    local: *const usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clEnqueueNDRangeKernel(
+        queue: Handle<Queue>, kernel: Handle<Kernel>, dimensions: u32, offset: *const usize,
+        global: *const usize, local: *const usize; around
+    ) {
         let (queue, kernel) = (get(queue)?, get(kernel)?);
         if queue.it.context.it.id != kernel.it.program.it.context.it.id {
             return Err(codes::INVALID_CONTEXT);
@@ -75,36 +68,20 @@ pub extern "C" fn clEnqueueNDRangeKernel(
                 return Err(codes::INVALID_WORK_GROUP_SIZE);
             }
         }
-        let around = Around { count, wait, event };
-        submit(
-            queue,
-            around,
-            codes::COMMAND_NDRANGE_KERNEL,
-            false,
-            |order| {
-                Ok(NdRange {
-                    order,
-                    kernel: kernel.it.id,
-                    grid,
-                })
-            },
-        )
-    })
-}
+        submit(queue, around, codes::COMMAND_NDRANGE_KERNEL, false, |order| {
+            Ok(NdRange {
+                order,
+                kernel: kernel.it.id,
+                grid,
+            })
+        })
+    }
 
-pub extern "C" fn clEnqueueTask(
-    queue: Handle<Queue>,
-    kernel: Handle<Kernel>,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueTask(queue: Handle<Queue>, kernel: Handle<Kernel>; around) {
         let (queue, kernel) = (get(queue)?, get(kernel)?);
         if !kernel.it.is_ready() {
             return Err(codes::INVALID_KERNEL_ARGS);
         }
-        let around = Around { count, wait, event };
         submit(queue, around, codes::COMMAND_TASK, false, |order| {
             Ok(NdRange {
                 order,
@@ -112,21 +89,12 @@ pub extern "C" fn clEnqueueTask(
                 grid: Grid::Line([1], Some([1]), None),
             })
         })
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueCopyBuffer(
-    queue: Handle<Queue>,
-    from: Handle<Mem>,
-    to: Handle<Mem>,
-    from_offset: usize,
-    to_offset: usize,
-    size: usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueCopyBuffer(
+        queue: Handle<Queue>, from: Handle<Mem>, to: Handle<Mem>, from_offset: usize, to_offset: usize,
+        size: usize; around
+    ) {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
         same_context(queue, from)?;
         same_context(queue, to)?;
@@ -138,7 +106,6 @@ pub extern "C" fn clEnqueueCopyBuffer(
         if from.it.id == to.it.id && a < b + size && b < a + size {
             return Err(codes::MEM_COPY_OVERLAP);
         }
-        let around = Around { count, wait, event };
         submit(queue, around, codes::COMMAND_COPY_BUFFER, false, |order| {
             Ok(CopyBuffer {
                 order,
@@ -148,71 +115,42 @@ pub extern "C" fn clEnqueueCopyBuffer(
                 size,
             })
         })
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueCopyBufferRect(
-    queue: Handle<Queue>,
-    from: Handle<Mem>,
-    to: Handle<Mem>,
-    from_origin: *const usize,
-    to_origin: *const usize,
-    region: *const usize,
-    from_row_pitch: usize,
-    from_slice_pitch: usize,
-    to_row_pitch: usize,
-    to_slice_pitch: usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueCopyBufferRect(
+        queue: Handle<Queue>, from: Handle<Mem>, to: Handle<Mem>, from_origin: *const usize,
+        to_origin: *const usize, region: *const usize, from_row_pitch: usize, from_slice_pitch: usize,
+        to_row_pitch: usize, to_slice_pitch: usize; around
+    ) {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
         same_context(queue, from)?;
         same_context(queue, to)?;
         let origins = [need(from_origin)?, need(to_origin)?];
         let region = need(region)?;
-        let around = Around { count, wait, event };
-        submit(
-            queue,
-            around,
-            codes::COMMAND_COPY_BUFFER_RECT,
-            false,
-            |order| {
-                Ok(CopyBufferRect {
-                    order,
-                    from: from.it.id,
-                    to: to.it.id,
-                    origins,
-                    region,
-                    pitches: [
-                        [from_row_pitch as u64, from_slice_pitch as u64],
-                        [to_row_pitch as u64, to_slice_pitch as u64],
-                    ],
-                })
-            },
-        )
-    })
-}
+        submit(queue, around, codes::COMMAND_COPY_BUFFER_RECT, false, |order| {
+            Ok(CopyBufferRect {
+                order,
+                from: from.it.id,
+                to: to.it.id,
+                origins,
+                region,
+                pitches: [
+                    [from_row_pitch as u64, from_slice_pitch as u64],
+                    [to_row_pitch as u64, to_slice_pitch as u64],
+                ],
+            })
+        })
+    }
 
-pub extern "C" fn clEnqueueCopyImage(
-    queue: Handle<Queue>,
-    from: Handle<Mem>,
-    to: Handle<Mem>,
-    from_origin: *const usize,
-    to_origin: *const usize,
-    region: *const usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueCopyImage(
+        queue: Handle<Queue>, from: Handle<Mem>, to: Handle<Mem>, from_origin: *const usize,
+        to_origin: *const usize, region: *const usize; around
+    ) {
         let (queue, from, to) = (get(queue)?, get(from)?, get(to)?);
         same_context(queue, from)?;
         same_context(queue, to)?;
         let origins = [need(from_origin)?, need(to_origin)?];
         let region = need(region)?;
-        let around = Around { count, wait, event };
         submit(queue, around, codes::COMMAND_COPY_IMAGE, false, |order| {
             Ok(CopyImage {
                 order,
@@ -222,93 +160,52 @@ pub extern "C" fn clEnqueueCopyImage(
                 region,
             })
         })
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueCopyImageToBuffer(
-    queue: Handle<Queue>,
-    image: Handle<Mem>,
-    buffer: Handle<Mem>,
-    origin: *const usize,
-    region: *const usize,
-    offset: usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueCopyImageToBuffer(
+        queue: Handle<Queue>, image: Handle<Mem>, buffer: Handle<Mem>, origin: *const usize,
+        region: *const usize, offset: usize; around
+    ) {
         let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
         same_context(queue, image)?;
         same_context(queue, buffer)?;
         let (origin, region) = (need(origin)?, need(region)?);
-        let around = Around { count, wait, event };
-        submit(
-            queue,
-            around,
-            codes::COMMAND_COPY_IMAGE_TO_BUFFER,
-            false,
-            |order| {
-                Ok(CopyImageToBuffer {
-                    order,
-                    image: image.it.id,
-                    buffer: buffer.it.id,
-                    origin,
-                    region,
-                    offset: offset as u64,
-                })
-            },
-        )
-    })
-}
+        submit(queue, around, codes::COMMAND_COPY_IMAGE_TO_BUFFER, false, |order| {
+            Ok(CopyImageToBuffer {
+                order,
+                image: image.it.id,
+                buffer: buffer.it.id,
+                origin,
+                region,
+                offset: offset as u64,
+            })
+        })
+    }
 
-pub extern "C" fn clEnqueueCopyBufferToImage(
-    queue: Handle<Queue>,
-    buffer: Handle<Mem>,
-    image: Handle<Mem>,
-    offset: usize,
-    origin: *const usize,
-    region: *const usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueCopyBufferToImage(
+        queue: Handle<Queue>, buffer: Handle<Mem>, image: Handle<Mem>, offset: usize, origin: *const usize,
+        region: *const usize; around
+    ) {
         let (queue, image, buffer) = (get(queue)?, get(image)?, get(buffer)?);
         same_context(queue, image)?;
         same_context(queue, buffer)?;
         let (origin, region) = (need(origin)?, need(region)?);
-        let around = Around { count, wait, event };
-        submit(
-            queue,
-            around,
-            codes::COMMAND_COPY_BUFFER_TO_IMAGE,
-            false,
-            |order| {
-                Ok(CopyBufferToImage {
-                    order,
-                    buffer: buffer.it.id,
-                    image: image.it.id,
-                    offset: offset as u64,
-                    origin,
-                    region,
-                })
-            },
-        )
-    })
-}
+        submit(queue, around, codes::COMMAND_COPY_BUFFER_TO_IMAGE, false, |order| {
+            Ok(CopyBufferToImage {
+                order,
+                buffer: buffer.it.id,
+                image: image.it.id,
+                offset: offset as u64,
+                origin,
+                region,
+            })
+        })
+    }
 
-pub extern "C" fn clEnqueueFillBuffer(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    pattern: *const c_void,
-    pattern_size: usize,
-    offset: usize,
-    size: usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueFillBuffer(
+        queue: Handle<Queue>, mem: Handle<Mem>, pattern: *const c_void, pattern_size: usize, offset: usize,
+        size: usize; around
+    ) {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
@@ -321,7 +218,6 @@ pub extern "C" fn clEnqueueFillBuffer(
         {
             return Err(codes::INVALID_VALUE);
         }
-        let around = Around { count, wait, event };
         submit(queue, around, codes::COMMAND_FILL_BUFFER, false, |order| {
             Ok(FillBuffer {
                 order,
@@ -331,20 +227,12 @@ pub extern "C" fn clEnqueueFillBuffer(
                 size: size as u64,
             })
         })
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueFillImage(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    colour: *const c_void,
-    origin: *const usize,
-    region: *const usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueFillImage(
+        queue: Handle<Queue>, mem: Handle<Mem>, colour: *const c_void, origin: *const usize,
+        region: *const usize; around
+    ) {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
@@ -353,7 +241,6 @@ pub extern "C" fn clEnqueueFillImage(
         let colour: [u32; 4] = array(colour.cast(), 4)
             .try_into()
             .map_err(|_| codes::INVALID_VALUE)?;
-        let around = Around { count, wait, event };
         submit(queue, around, codes::COMMAND_FILL_IMAGE, false, |order| {
             Ok(FillImage {
                 order,
@@ -363,19 +250,11 @@ pub extern "C" fn clEnqueueFillImage(
                 region,
             })
         })
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueMigrateMemObjects(
-    queue: Handle<Queue>,
-    mem_count: u32,
-    mems: *const Handle<Mem>,
-    flags: u64,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueMigrateMemObjects(
+        queue: Handle<Queue>, mem_count: u32, mems: *const Handle<Mem>, flags: u64; around
+    ) {
         let queue = get(queue)?;
         let known = codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
         let handles = list(mems, mem_count, codes::INVALID_VALUE)?;
@@ -390,47 +269,16 @@ pub extern "C" fn clEnqueueMigrateMemObjects(
                 Ok(mem.it.id)
             })
             .collect::<Outcome<_>>()?;
-        let around = Around { count, wait, event };
-        submit(
-            queue,
-            around,
-            codes::COMMAND_MIGRATE_MEM_OBJECTS,
-            false,
-            |order| Ok(Migrate { order, mems, flags }),
-        )
-    })
-}
+        submit(queue, around, codes::COMMAND_MIGRATE_MEM_OBJECTS, false, |order| Ok(Migrate { order, mems, flags }))
+    }
 
-pub extern "C" fn clEnqueueMarkerWithWaitList(
-    queue: Handle<Queue>,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let around = Around { count, wait, event };
-    code(|| {
-        get(queue).and_then(|queue| {
-            submit(queue, around, codes::COMMAND_MARKER, false, |order| {
-                Ok(Marker { order })
-            })
-        })
-    })
-}
+    fn clEnqueueMarkerWithWaitList(queue: Handle<Queue>; around) {
+        submit(get(queue)?, around, codes::COMMAND_MARKER, false, |order| Ok(Marker { order }))
+    }
 
-pub extern "C" fn clEnqueueBarrierWithWaitList(
-    queue: Handle<Queue>,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let around = Around { count, wait, event };
-    code(|| {
-        get(queue).and_then(|queue| {
-            submit(queue, around, codes::COMMAND_BARRIER, false, |order| {
-                Ok(Barrier { order })
-            })
-        })
-    })
+    fn clEnqueueBarrierWithWaitList(queue: Handle<Queue>; around) {
+        submit(get(queue)?, around, codes::COMMAND_BARRIER, false, |order| Ok(Barrier { order }))
+    }
 }
 
 pub extern "C" fn clEnqueueMarker(queue: Handle<Queue>, event: *mut Handle<Event>) -> i32 {

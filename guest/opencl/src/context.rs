@@ -10,7 +10,7 @@ use remoting_proto::apis::opencl::{
 };
 
 use crate::{
-    abi::{Outcome, bytes, code, give, handle, list, properties},
+    abi::{Outcome, bytes, entry_points, give, handle, list, properties},
     link::{self, Notify},
     object::{
         self, Context, ContextDestructor, Device, Handle, Object, Platform, Queue, get, keep_all,
@@ -67,15 +67,11 @@ fn create(
     Ok(context)
 }
 
-pub extern "C" fn clCreateContext(
-    properties: *const isize,
-    count: u32,
-    devices: *const Handle<Device>,
-    notify: Option<Notify>,
-    data: *mut c_void,
-    errcode_ret: *mut i32,
-) -> Handle<Context> {
-    let call = || {
+entry_points! {
+    fn clCreateContext(
+        properties: *const isize, count: u32, devices: *const Handle<Device>, notify: Option<Notify>,
+        data: *mut c_void
+    ) -> Handle<Context> {
         if count == 0 || devices.is_null() || notify.is_none() && !data.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -85,18 +81,11 @@ pub extern "C" fn clCreateContext(
             notify,
             data,
         )
-    };
-    handle(call, errcode_ret)
-}
+    }
 
-pub extern "C" fn clCreateContextFromType(
-    list: *const isize,
-    kind: u64,
-    notify: Option<Notify>,
-    data: *mut c_void,
-    errcode_ret: *mut i32,
-) -> Handle<Context> {
-    let call = || {
+    fn clCreateContextFromType(
+        list: *const isize, kind: u64, notify: Option<Notify>, data: *mut c_void
+    ) -> Handle<Context> {
         if notify.is_none() && !data.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -122,26 +111,19 @@ pub extern "C" fn clCreateContextFromType(
         }
         devices.truncate(count as usize);
         create(list, &devices, notify, data)
-    };
-    handle(call, errcode_ret)
-}
+    }
 
-pub extern "C" fn clRetainContext(context: Handle<Context>) -> i32 {
-    code(|| object::retain(context))
-}
+    fn clRetainContext(context: Handle<Context>) {
+        object::retain(context)
+    }
 
-pub extern "C" fn clReleaseContext(context: Handle<Context>) -> i32 {
-    code(|| object::release(context))
-}
+    fn clReleaseContext(context: Handle<Context>) {
+        object::release(context)
+    }
 
-pub extern "C" fn clGetContextInfo(
-    context: Handle<Context>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetContextInfo(
+        context: Handle<Context>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let context = get(context)?;
         let devices = &context.it.devices;
         let answer = match name {
@@ -157,21 +139,18 @@ pub extern "C" fn clGetContextInfo(
             _ => ask(Target::Context(context.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clSetContextDestructorCallback(
-    context: Handle<Context>,
-    notify: Option<extern "C" fn(Handle<Context>, *mut c_void)>,
-    data: *mut c_void,
-) -> i32 {
-    code(|| {
+    fn clSetContextDestructorCallback(
+        context: Handle<Context>, notify: Option<extern "C" fn(Handle<Context>, *mut c_void)>,
+        data: *mut c_void
+    ) {
         let context = get(context)?;
         let entry: ContextDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
         let mut destructors = context.it.destructors.lock_unpoisoned();
         destructors.push(entry);
         Ok(())
-    })
+    }
 }
 
 fn queue(
@@ -224,14 +203,12 @@ fn queue(
     Ok(queue)
 }
 
-pub extern "C" fn clCreateCommandQueue(
-    context: Handle<Context>,
-    device: Handle<Device>,
-    properties: u64,
-    errcode_ret: *mut i32,
-) -> Handle<Queue> {
-    let call = || queue(context, device, properties, Vec::new(), Vec::new());
-    handle(call, errcode_ret)
+entry_points! {
+    fn clCreateCommandQueue(
+        context: Handle<Context>, device: Handle<Device>, properties: u64
+    ) -> Handle<Queue> {
+        queue(context, device, properties, Vec::new(), Vec::new())
+    }
 }
 
 pub extern "C" fn clCreateCommandQueueWithProperties(
@@ -257,25 +234,19 @@ pub extern "C" fn clCreateCommandQueueWithProperties(
     handle(|| queue(context, device, own, further, array), errcode_ret)
 }
 
-pub extern "C" fn clRetainCommandQueue(queue: Handle<Queue>) -> i32 {
-    code(|| object::retain(queue))
-}
+entry_points! {
+    fn clRetainCommandQueue(queue: Handle<Queue>) {
+        object::retain(queue)
+    }
 
-pub extern "C" fn clReleaseCommandQueue(queue: Handle<Queue>) -> i32 {
-    code(|| {
+    fn clReleaseCommandQueue(queue: Handle<Queue>) {
         flush(&get(queue)?.it)?;
         object::release(queue)
-    })
-}
+    }
 
-pub extern "C" fn clGetCommandQueueInfo(
-    queue: Handle<Queue>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetCommandQueueInfo(
+        queue: Handle<Queue>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let queue = get(queue)?;
         let answer = match name {
             codes::QUEUE_CONTEXT => bytes(&[queue.it.context.pointer()]),
@@ -288,7 +259,7 @@ pub extern "C" fn clGetCommandQueueInfo(
             _ => ask(Target::Queue(queue.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
+    }
 }
 
 /// Submits the queue's pending commands to the device.
@@ -302,12 +273,12 @@ fn flush(queue: &Queue) -> Outcome {
     Ok(())
 }
 
-pub extern "C" fn clFlush(queue: Handle<Queue>) -> i32 {
-    code(|| get(queue).and_then(|queue| flush(&queue.it)))
-}
+entry_points! {
+    fn clFlush(queue: Handle<Queue>) {
+        get(queue).and_then(|queue| flush(&queue.it))
+    }
 
-pub extern "C" fn clFinish(queue: Handle<Queue>) -> i32 {
-    code(|| {
+    fn clFinish(queue: Handle<Queue>) {
         let queue = &get(queue)?.it;
         if queue.progress.is_idle() {
             return Ok(());
@@ -316,5 +287,5 @@ pub extern "C" fn clFinish(queue: Handle<Queue>) -> i32 {
         link::connected()?.ask(&Finish { queue: queue.id })?;
         queue.progress.done(mark);
         Ok(())
-    })
+    }
 }

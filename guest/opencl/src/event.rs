@@ -11,7 +11,7 @@ use remoting_proto::apis::opencl::{
 };
 
 use crate::{
-    abi::{Outcome, bytes, code, give, handle, list, set},
+    abi::{Outcome, bytes, entry_points, give, list, set},
     link,
     object::{self, Context, Event, Handle, Object, Own, Queue, get, keep_all},
     platform::ask,
@@ -91,8 +91,8 @@ pub fn submit<C: Call<Answer = ()>>(
     sent
 }
 
-pub extern "C" fn clWaitForEvents(count: u32, events: *const Handle<Event>) -> i32 {
-    code(|| {
+entry_points! {
+    fn clWaitForEvents(count: u32, events: *const Handle<Event>) {
         if count == 0 || events.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -104,17 +104,11 @@ pub extern "C" fn clWaitForEvents(count: u32, events: *const Handle<Event>) -> i
         link::connected()?.ask(&WaitForEvents {
             events: events.iter().map(|event| event.it.id).collect(),
         })
-    })
-}
+    }
 
-pub extern "C" fn clGetEventInfo(
-    event: Handle<Event>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetEventInfo(
+        event: Handle<Event>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let event = get(event)?;
         let queue = event.it.queue.as_ref();
         let answer = match name {
@@ -127,17 +121,11 @@ pub extern "C" fn clGetEventInfo(
             _ => ask(Target::Event(event.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clGetEventProfilingInfo(
-    event: Handle<Event>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetEventProfilingInfo(
+        event: Handle<Event>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let event = get(event)?;
         let profiled = event
             .it
@@ -149,22 +137,17 @@ pub extern "C" fn clGetEventProfilingInfo(
         }
         let answer = ask(Target::Profiling(event.it.id), name)?;
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clRetainEvent(event: Handle<Event>) -> i32 {
-    code(|| object::retain(event))
-}
+    fn clRetainEvent(event: Handle<Event>) {
+        object::retain(event)
+    }
 
-pub extern "C" fn clReleaseEvent(event: Handle<Event>) -> i32 {
-    code(|| object::release(event))
-}
+    fn clReleaseEvent(event: Handle<Event>) {
+        object::release(event)
+    }
 
-pub extern "C" fn clCreateUserEvent(
-    context: Handle<Context>,
-    errcode_ret: *mut i32,
-) -> Handle<Event> {
-    let call = || {
+    fn clCreateUserEvent(context: Handle<Context>) -> Handle<Event> {
         let context = get(context)?;
         let link = link::connected()?;
         let id = EventId(link.state.ids.events.take());
@@ -178,12 +161,9 @@ pub extern "C" fn clCreateUserEvent(
             queue: None,
             command: codes::COMMAND_USER,
         }))
-    };
-    handle(call, errcode_ret)
-}
+    }
 
-pub extern "C" fn clSetUserEventStatus(event: Handle<Event>, status: i32) -> i32 {
-    code(|| {
+    fn clSetUserEventStatus(event: Handle<Event>, status: i32) {
         let event = get(event)?;
         if event.it.command != codes::COMMAND_USER {
             return Err(codes::INVALID_EVENT);
@@ -196,16 +176,12 @@ pub extern "C" fn clSetUserEventStatus(event: Handle<Event>, status: i32) -> i32
             id: event.it.id,
             status,
         })
-    })
-}
+    }
 
-pub extern "C" fn clSetEventCallback(
-    event: Handle<Event>,
-    at: i32,
-    notify: Option<extern "C" fn(Handle<Event>, i32, *mut c_void)>,
-    data: *mut c_void,
-) -> i32 {
-    code(|| {
+    fn clSetEventCallback(
+        event: Handle<Event>, at: i32, notify: Option<extern "C" fn(Handle<Event>, i32, *mut c_void)>,
+        data: *mut c_void
+    ) {
         let object = get(event)?;
         let notify = notify.ok_or(codes::INVALID_VALUE)?;
         if !(codes::COMPLETE as i32..=codes::SUBMITTED as i32).contains(&at) {
@@ -216,7 +192,7 @@ pub extern "C" fn clSetEventCallback(
         when(object, at, move |status| {
             notify(kept.pointer(), status.min(at), data as *mut c_void);
         })
-    })
+    }
 }
 
 /// A new event that this driver must complete with [`decide`] in any case, since commands may wait

@@ -13,7 +13,7 @@ use remoting_proto::apis::opencl::{
 };
 
 use crate::{
-    abi::{Outcome, code, handle, set, sizes},
+    abi::{Outcome, entry_points, handle, set, sizes},
     event::{Around, submit},
     link::{self, Link},
     object::{Event, Handle, Mapped, Mapping, Mem, Object, Queue, get},
@@ -272,15 +272,8 @@ pub extern "C" fn clEnqueueMapImage(
     handle(call, errcode_ret)
 }
 
-pub extern "C" fn clEnqueueUnmapMemObject(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clEnqueueUnmapMemObject(queue: Handle<Queue>, mem: Handle<Mem>, pointer: *mut c_void; around) {
         let (queue, mem) = (get(queue)?, get(mem)?);
         same_context(queue, mem)?;
         let link = link::connected()?;
@@ -290,7 +283,6 @@ pub extern "C" fn clEnqueueUnmapMemObject(
             maps.remove(index.ok_or(codes::INVALID_VALUE)?)
         };
         Exposed::end(link, 1);
-        let around = Around { count, wait, event };
         let command = codes::COMMAND_UNMAP_MEM_OBJECT;
         // If the contents have not arrived yet, the application cannot have changed them: what is
         // here is outdated.
@@ -352,5 +344,5 @@ pub extern "C" fn clEnqueueUnmapMemObject(
                 }
             }
         }
-    })
+    }
 }

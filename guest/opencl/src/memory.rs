@@ -14,7 +14,7 @@ use remoting_proto::apis::opencl::{
 };
 
 use crate::{
-    abi::{Outcome, array, bytes, code, give, handle, properties, set},
+    abi::{Outcome, array, bytes, entry_points, give, properties, set},
     link,
     object::{self, Context, Handle, Image, Mem, MemDestructor, Object, Own, Sampler, get},
     platform::{ask, limit},
@@ -139,17 +139,10 @@ fn buffer(
     Ok(mem)
 }
 
-pub extern "C" fn clCreateBuffer(
-    context: Handle<Context>,
-    flags: u64,
-    size: usize,
-    host: *mut c_void,
-    errcode_ret: *mut i32,
-) -> Handle<Mem> {
-    handle(
-        || buffer(context, flags, size, host, Vec::new()),
-        errcode_ret,
-    )
+entry_points! {
+    fn clCreateBuffer(context: Handle<Context>, flags: u64, size: usize, host: *mut c_void) -> Handle<Mem> {
+        buffer(context, flags, size, host, Vec::new())
+    }
 }
 
 /// Memory properties. None are known, so only an empty list is valid.
@@ -161,29 +154,15 @@ fn none_known(list: *const u64) -> Outcome<Vec<u64>> {
     }
 }
 
-pub extern "C" fn clCreateBufferWithProperties(
-    context: Handle<Context>,
-    properties: *const u64,
-    flags: u64,
-    size: usize,
-    host: *mut c_void,
-    errcode_ret: *mut i32,
-) -> Handle<Mem> {
-    let call = || {
+entry_points! {
+    fn clCreateBufferWithProperties(
+        context: Handle<Context>, properties: *const u64, flags: u64, size: usize, host: *mut c_void
+    ) -> Handle<Mem> {
         let properties = none_known(properties)?;
         buffer(context, flags, size, host, properties)
-    };
-    handle(call, errcode_ret)
-}
+    }
 
-pub extern "C" fn clCreateSubBuffer(
-    of: Handle<Mem>,
-    flags: u64,
-    kind: u32,
-    region: *const c_void,
-    errcode_ret: *mut i32,
-) -> Handle<Mem> {
-    let call = || {
+    fn clCreateSubBuffer(of: Handle<Mem>, flags: u64, kind: u32, region: *const c_void) -> Handle<Mem> {
         let of = get(of)?;
         if of.it.parent.is_some() || of.it.image.is_some() {
             return Err(codes::INVALID_MEM_OBJECT);
@@ -259,8 +238,7 @@ pub extern "C" fn clCreateSubBuffer(
             return Err(code);
         }
         Ok(mem)
-    };
-    handle(call, errcode_ret)
+    }
 }
 
 fn image(
@@ -382,34 +360,21 @@ fn depth_of(extent: &[u64; 3]) -> u64 {
     extent[2].max(1)
 }
 
-pub extern "C" fn clCreateImage(
-    context: Handle<Context>,
-    flags: u64,
-    format: *const ImageFormat,
-    desc: *const ImageDesc,
-    host: *mut c_void,
-    errcode_ret: *mut i32,
-) -> Handle<Mem> {
-    handle(
-        || image(context, flags, format, desc, host, Vec::new()),
-        errcode_ret,
-    )
-}
+entry_points! {
+    fn clCreateImage(
+        context: Handle<Context>, flags: u64, format: *const ImageFormat, desc: *const ImageDesc,
+        host: *mut c_void
+    ) -> Handle<Mem> {
+        image(context, flags, format, desc, host, Vec::new())
+    }
 
-pub extern "C" fn clCreateImageWithProperties(
-    context: Handle<Context>,
-    properties: *const u64,
-    flags: u64,
-    format: *const ImageFormat,
-    desc: *const ImageDesc,
-    host: *mut c_void,
-    errcode_ret: *mut i32,
-) -> Handle<Mem> {
-    let call = || {
+    fn clCreateImageWithProperties(
+        context: Handle<Context>, properties: *const u64, flags: u64, format: *const ImageFormat,
+        desc: *const ImageDesc, host: *mut c_void
+    ) -> Handle<Mem> {
         let properties = none_known(properties)?;
         image(context, flags, format, desc, host, properties)
-    };
-    handle(call, errcode_ret)
+    }
 }
 
 pub extern "C" fn clCreateImage2D(
@@ -456,23 +421,19 @@ pub extern "C" fn clCreateImage3D(
     clCreateImage(context, flags, format, &raw const desc, host, errcode_ret)
 }
 
-pub extern "C" fn clRetainMemObject(mem: Handle<Mem>) -> i32 {
-    code(|| object::retain(mem))
-}
+entry_points! {
+    fn clRetainMemObject(mem: Handle<Mem>) {
+        object::retain(mem)
+    }
 
-pub extern "C" fn clReleaseMemObject(mem: Handle<Mem>) -> i32 {
-    code(|| object::release(mem))
-}
+    fn clReleaseMemObject(mem: Handle<Mem>) {
+        object::release(mem)
+    }
 
-pub extern "C" fn clGetSupportedImageFormats(
-    context: Handle<Context>,
-    flags: u64,
-    kind: u32,
-    count: u32,
-    formats: *mut ImageFormat,
-    count_ret: *mut u32,
-) -> i32 {
-    code(|| {
+    fn clGetSupportedImageFormats(
+        context: Handle<Context>, flags: u64, kind: u32, count: u32, formats: *mut ImageFormat,
+        count_ret: *mut u32
+    ) {
         let context = get(context)?;
         if !formats.is_null() && count == 0 {
             return Err(codes::INVALID_VALUE);
@@ -494,17 +455,11 @@ pub extern "C" fn clGetSupportedImageFormats(
         }
         set(count_ret, found.len() as u32);
         Ok(())
-    })
-}
+    }
 
-pub extern "C" fn clGetMemObjectInfo(
-    mem: Handle<Mem>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetMemObjectInfo(
+        mem: Handle<Mem>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let mem = get(mem)?;
         let it = &mem.it;
         let kind = it
@@ -534,17 +489,9 @@ pub extern "C" fn clGetMemObjectInfo(
             _ => ask(Target::Mem(it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clGetImageInfo(
-    mem: Handle<Mem>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetImageInfo(mem: Handle<Mem>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize) {
         let mem = get(mem)?;
         if mem.it.image.is_none() {
             return Err(codes::INVALID_MEM_OBJECT);
@@ -557,21 +504,17 @@ pub extern "C" fn clGetImageInfo(
             _ => ask(Target::Image(mem.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clSetMemObjectDestructorCallback(
-    mem: Handle<Mem>,
-    notify: Option<extern "C" fn(*mut c_void, *mut c_void)>,
-    data: *mut c_void,
-) -> i32 {
-    code(|| {
+    fn clSetMemObjectDestructorCallback(
+        mem: Handle<Mem>, notify: Option<extern "C" fn(*mut c_void, *mut c_void)>, data: *mut c_void
+    ) {
         let mem = get(mem)?;
         let entry: MemDestructor = (notify.ok_or(codes::INVALID_VALUE)?, data as usize);
         let mut destructors = mem.it.destructors.lock_unpoisoned();
         destructors.push(entry);
         Ok(())
-    })
+    }
 }
 
 /// Whether there is no reason to refuse such a sampler. The host's driver decides what the
@@ -631,25 +574,14 @@ fn sampler(
     Ok(sampler)
 }
 
-pub extern "C" fn clCreateSampler(
-    context: Handle<Context>,
-    normalized: u32,
-    addressing: u32,
-    filter: u32,
-    errcode_ret: *mut i32,
-) -> Handle<Sampler> {
-    handle(
-        || sampler(context, normalized, addressing, filter),
-        errcode_ret,
-    )
-}
+entry_points! {
+    fn clCreateSampler(
+        context: Handle<Context>, normalized: u32, addressing: u32, filter: u32
+    ) -> Handle<Sampler> {
+        sampler(context, normalized, addressing, filter)
+    }
 
-pub extern "C" fn clCreateSamplerWithProperties(
-    context: Handle<Context>,
-    list: *const isize,
-    errcode_ret: *mut i32,
-) -> Handle<Sampler> {
-    let call = || {
+    fn clCreateSamplerWithProperties(context: Handle<Context>, list: *const isize) -> Handle<Sampler> {
         let (mut normalized, mut addressing, mut filter) =
             (1, codes::ADDRESS_CLAMP, codes::FILTER_NEAREST);
         for pair in properties(list).as_chunks::<2>().0 {
@@ -661,26 +593,19 @@ pub extern "C" fn clCreateSamplerWithProperties(
             }
         }
         sampler(context, normalized, addressing, filter)
-    };
-    handle(call, errcode_ret)
-}
+    }
 
-pub extern "C" fn clRetainSampler(sampler: Handle<Sampler>) -> i32 {
-    code(|| object::retain(sampler))
-}
+    fn clRetainSampler(sampler: Handle<Sampler>) {
+        object::retain(sampler)
+    }
 
-pub extern "C" fn clReleaseSampler(sampler: Handle<Sampler>) -> i32 {
-    code(|| object::release(sampler))
-}
+    fn clReleaseSampler(sampler: Handle<Sampler>) {
+        object::release(sampler)
+    }
 
-pub extern "C" fn clGetSamplerInfo(
-    sampler: Handle<Sampler>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetSamplerInfo(
+        sampler: Handle<Sampler>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let sampler = get(sampler)?;
         let answer = match name {
             codes::SAMPLER_REFERENCE_COUNT => bytes(&[sampler.count()]),
@@ -688,7 +613,7 @@ pub extern "C" fn clGetSamplerInfo(
             _ => ask(Target::Sampler(sampler.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
+    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use remoting_proto::{
 };
 
 use crate::{
-    abi::{Outcome, array, bytes, code, give, properties, set},
+    abi::{Outcome, array, bytes, entry_points, give, properties, set},
     link,
     object::{self, Device, Handle, Object, Own, Platform, SUB_DEVICES, get},
     told,
@@ -60,12 +60,8 @@ pub fn all() -> &'static [Own<Platform>] {
     })
 }
 
-pub extern "C" fn clIcdGetPlatformIDsKHR(
-    count: u32,
-    platforms: *mut Handle<Platform>,
-    count_ret: *mut u32,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clIcdGetPlatformIDsKHR(count: u32, platforms: *mut Handle<Platform>, count_ret: *mut u32) {
         if !platforms.is_null() && count == 0 || platforms.is_null() && count_ret.is_null() {
             return Err(codes::INVALID_VALUE);
         }
@@ -78,7 +74,7 @@ pub extern "C" fn clIcdGetPlatformIDsKHR(
         }
         set(count_ret, all.len() as u32);
         Ok(())
-    })
+    }
 }
 
 pub extern "C" fn clGetPlatformIDs(
@@ -122,14 +118,10 @@ fn versioned(native: &[u8], first: bool) -> Vec<u8> {
     list
 }
 
-pub extern "C" fn clGetPlatformInfo(
-    platform: Handle<Platform>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clGetPlatformInfo(
+        platform: Handle<Platform>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let id = get(platform)?.it.id;
         let ask = |name| ask(Target::Platform(id), name);
         let answer = match name {
@@ -145,17 +137,11 @@ pub extern "C" fn clGetPlatformInfo(
             _ => ask(name)?,
         };
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clGetDeviceIDs(
-    platform: Handle<Platform>,
-    kind: u64,
-    count: u32,
-    devices: *mut Handle<Device>,
-    count_ret: *mut u32,
-) -> i32 {
-    code(|| {
+    fn clGetDeviceIDs(
+        platform: Handle<Platform>, kind: u64, count: u32, devices: *mut Handle<Device>, count_ret: *mut u32
+    ) {
         let platform = get(platform)?;
         if !devices.is_null() && count == 0 || devices.is_null() && count_ret.is_null() {
             return Err(codes::INVALID_VALUE);
@@ -192,7 +178,7 @@ pub extern "C" fn clGetDeviceIDs(
         }
         set(count_ret, found.len() as u32);
         Ok(())
-    })
+    }
 }
 
 /// A numeric limit of a device.
@@ -225,14 +211,10 @@ fn is_withheld(name: u32) -> bool {
     )
 }
 
-pub extern "C" fn clGetDeviceInfo(
-    device: Handle<Device>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clGetDeviceInfo(
+        device: Handle<Device>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let device = get(device)?;
         let id = device.it.id;
         let answer = match name {
@@ -259,17 +241,12 @@ pub extern "C" fn clGetDeviceInfo(
             _ => told::answer(id, name)?,
         };
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clCreateSubDevices(
-    device: Handle<Device>,
-    list: *const isize,
-    count: u32,
-    devices: *mut Handle<Device>,
-    count_ret: *mut u32,
-) -> i32 {
-    code(|| {
+    fn clCreateSubDevices(
+        device: Handle<Device>, list: *const isize, count: u32, devices: *mut Handle<Device>,
+        count_ret: *mut u32
+    ) {
         let parent = get(device)?;
         let link = link::connected()?;
         // The only kind of list with an inner terminator: partition by counts.
@@ -325,29 +302,23 @@ pub extern "C" fn clCreateSubDevices(
             set(devices.wrapping_add(index), device);
         }
         Ok(())
-    })
-}
+    }
 
-pub extern "C" fn clRetainDevice(device: Handle<Device>) -> i32 {
-    code(|| match &get(device)?.it.parent {
+    fn clRetainDevice(device: Handle<Device>) {
+        match &get(device)?.it.parent {
         Some(_) => object::retain(device),
         None => Ok(()),
-    })
-}
+    }
+    }
 
-pub extern "C" fn clReleaseDevice(device: Handle<Device>) -> i32 {
-    code(|| match &get(device)?.it.parent {
+    fn clReleaseDevice(device: Handle<Device>) {
+        match &get(device)?.it.parent {
         Some(_) => object::release(device),
         None => Ok(()),
-    })
-}
+    }
+    }
 
-pub extern "C" fn clGetDeviceAndHostTimer(
-    device: Handle<Device>,
-    there: *mut u64,
-    here: *mut u64,
-) -> i32 {
-    code(|| {
+    fn clGetDeviceAndHostTimer(device: Handle<Device>, there: *mut u64, here: *mut u64) {
         let device = get(device)?;
         let (a, b) = link::connected()?.ask(&calls::Timers {
             device: device.it.id,
@@ -358,7 +329,7 @@ pub extern "C" fn clGetDeviceAndHostTimer(
         set(there, a);
         set(here, b);
         Ok(())
-    })
+    }
 }
 
 pub extern "C" fn clGetHostTimer(device: Handle<Device>, here: *mut u64) -> i32 {
@@ -381,8 +352,10 @@ pub extern "C" fn clGetExtensionFunctionAddressForPlatform(
     clGetExtensionFunctionAddress(name)
 }
 
-pub extern "C" fn clUnloadPlatformCompiler(platform: Handle<Platform>) -> i32 {
-    code(|| get(platform).map(drop))
+entry_points! {
+    fn clUnloadPlatformCompiler(platform: Handle<Platform>) {
+        get(platform).map(drop)
+    }
 }
 
 pub extern "C" fn clUnloadCompiler() -> i32 {

@@ -20,7 +20,7 @@ use remoting_proto::{
 };
 
 use crate::{
-    abi::{self, Outcome, array, bytes, code, copy, give, handle, list, same, set, text},
+    abi::{self, Outcome, array, bytes, copy, entry_points, give, handle, list, same, set, text},
     include::{self, Included},
     link,
     object::{
@@ -91,16 +91,11 @@ pub extern "C" fn clCreateProgramWithSource(
     handle(|| call().map(|(program, _)| program), errcode_ret)
 }
 
-pub extern "C" fn clCreateProgramWithBinary(
-    context: Handle<Context>,
-    count: u32,
-    devices: *const Handle<Device>,
-    lengths: *const usize,
-    binaries: *const *const u8,
-    statuses: *mut i32,
-    errcode_ret: *mut i32,
-) -> Handle<Program> {
-    let call = || {
+entry_points! {
+    fn clCreateProgramWithBinary(
+        context: Handle<Context>, count: u32, devices: *const Handle<Device>, lengths: *const usize,
+        binaries: *const *const u8, statuses: *mut i32
+    ) -> Handle<Program> {
         let context = get(context)?;
         let devices = keep_all(&array(devices, count as usize))?;
         let (lengths, binaries) = (
@@ -128,8 +123,7 @@ pub extern "C" fn clCreateProgramWithBinary(
             }
         }
         Ok(program)
-    };
-    handle(call, errcode_ret)
+    }
 }
 
 pub extern "C" fn clCreateProgramWithIL(
@@ -172,12 +166,14 @@ pub extern "C" fn clCreateProgramWithBuiltInKernels(
     handle(|| call().map(|(program, _)| program), errcode_ret)
 }
 
-pub extern "C" fn clRetainProgram(program: Handle<Program>) -> i32 {
-    code(|| object::retain(program))
-}
+entry_points! {
+    fn clRetainProgram(program: Handle<Program>) {
+        object::retain(program)
+    }
 
-pub extern "C" fn clReleaseProgram(program: Handle<Program>) -> i32 {
-    code(|| object::release(program))
+    fn clReleaseProgram(program: Handle<Program>) {
+        object::release(program)
+    }
 }
 
 fn device_ids(count: u32, devices: *const Handle<Device>) -> Outcome<Vec<DeviceId>> {
@@ -230,15 +226,11 @@ fn run(
     }
 }
 
-pub extern "C" fn clBuildProgram(
-    program: Handle<Program>,
-    count: u32,
-    devices: *const Handle<Device>,
-    options: *const c_char,
-    notify: Notify,
-    data: *mut c_void,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clBuildProgram(
+        program: Handle<Program>, count: u32, devices: *const Handle<Device>, options: *const c_char,
+        notify: Notify, data: *mut c_void
+    ) {
         let program = get(program)?;
         let included = included(&program.it, &[], options);
         let call = BuildProgram {
@@ -249,21 +241,13 @@ pub extern "C" fn clBuildProgram(
             included: included.headers,
         };
         run(program, notify, data, move || link::connected()?.ask(&call))
-    })
-}
+    }
 
-pub extern "C" fn clCompileProgram(
-    program: Handle<Program>,
-    count: u32,
-    devices: *const Handle<Device>,
-    options: *const c_char,
-    header_count: u32,
-    headers: *const Handle<Program>,
-    names: *const *const c_char,
-    notify: Notify,
-    data: *mut c_void,
-) -> i32 {
-    code(|| {
+    fn clCompileProgram(
+        program: Handle<Program>, count: u32, devices: *const Handle<Device>, options: *const c_char,
+        header_count: u32, headers: *const Handle<Program>, names: *const *const c_char, notify: Notify,
+        data: *mut c_void
+    ) {
         let program = get(program)?;
         let headers = keep_all(&list(headers, header_count, codes::INVALID_VALUE)?)?;
         let included = included(&program.it, &headers, options);
@@ -282,7 +266,7 @@ pub extern "C" fn clCompileProgram(
             headers,
         };
         run(program, notify, data, move || link::connected()?.ask(&call))
-    })
+    }
 }
 
 pub extern "C" fn clLinkProgram(
@@ -348,14 +332,10 @@ pub extern "C" fn clLinkProgram(
     }
 }
 
-pub extern "C" fn clGetProgramInfo(
-    program: Handle<Program>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clGetProgramInfo(
+        program: Handle<Program>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let program = get(program)?;
         let it = &program.it;
         let answer = match name {
@@ -372,7 +352,7 @@ pub extern "C" fn clGetProgramInfo(
             _ => ask(Target::Program(it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
+    }
 }
 
 /// The caller passes an array of pointers to buffers of the sizes that it was told.
@@ -400,15 +380,11 @@ fn binaries(
     Ok(())
 }
 
-pub extern "C" fn clGetProgramBuildInfo(
-    program: Handle<Program>,
-    device: Handle<Device>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clGetProgramBuildInfo(
+        program: Handle<Program>, device: Handle<Device>, name: u32, size: usize, value: *mut c_void,
+        size_ret: *mut usize
+    ) {
         let (program, device) = (get(program)?, get(device)?);
         let mut answer = ask(Target::Build(program.it.id, device.it.id), name)?;
         let own = program.it.options.lock();
@@ -419,16 +395,11 @@ pub extern "C" fn clGetProgramBuildInfo(
             answer.push(0);
         }
         give(&answer, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clSetProgramSpecializationConstant(
-    program: Handle<Program>,
-    constant: u32,
-    size: usize,
-    value: *const c_void,
-) -> i32 {
-    code(|| {
+    fn clSetProgramSpecializationConstant(
+        program: Handle<Program>, constant: u32, size: usize, value: *const c_void
+    ) {
         let program = get(program)?;
         // A null value is for the host's driver to refuse, which first checks that the program has
         // constants.
@@ -437,7 +408,7 @@ pub extern "C" fn clSetProgramSpecializationConstant(
             constant,
             value: Blob(array(value.cast(), size)),
         })
-    })
+    }
 }
 
 fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
@@ -469,28 +440,18 @@ fn kernel(program: &Object<Program>, name: Vec<u8>) -> Outcome<Handle<Kernel>> {
     Ok(kernel)
 }
 
-pub extern "C" fn clCreateKernel(
-    program: Handle<Program>,
-    name: *const c_char,
-    errcode_ret: *mut i32,
-) -> Handle<Kernel> {
-    let call = || {
+entry_points! {
+    fn clCreateKernel(program: Handle<Program>, name: *const c_char) -> Handle<Kernel> {
         let program = get(program)?;
         if name.is_null() {
             return Err(codes::INVALID_VALUE);
         }
         kernel(program, text(name))
-    };
-    handle(call, errcode_ret)
-}
+    }
 
-pub extern "C" fn clCreateKernelsInProgram(
-    program: Handle<Program>,
-    count: u32,
-    kernels: *mut Handle<Kernel>,
-    count_ret: *mut u32,
-) -> i32 {
-    code(|| {
+    fn clCreateKernelsInProgram(
+        program: Handle<Program>, count: u32, kernels: *mut Handle<Kernel>, count_ret: *mut u32
+    ) {
         let program = get(program)?;
         let names = ask(Target::Program(program.it.id), codes::PROGRAM_KERNEL_NAMES)?;
         let names: Vec<_> = names
@@ -508,11 +469,9 @@ pub extern "C" fn clCreateKernelsInProgram(
             set(kernels.wrapping_add(index), kernel(program, name.to_vec())?);
         }
         Ok(())
-    })
-}
+    }
 
-pub extern "C" fn clCloneKernel(source: Handle<Kernel>, errcode_ret: *mut i32) -> Handle<Kernel> {
-    let call = || {
+    fn clCloneKernel(source: Handle<Kernel>) -> Handle<Kernel> {
         let source = get(source)?;
         let link = link::connected()?;
         let id = KernelId(link.state.ids.kernels.take());
@@ -532,16 +491,15 @@ pub extern "C" fn clCloneKernel(source: Handle<Kernel>, errcode_ret: *mut i32) -
             return Err(code);
         }
         Ok(kernel)
-    };
-    handle(call, errcode_ret)
-}
+    }
 
-pub extern "C" fn clRetainKernel(kernel: Handle<Kernel>) -> i32 {
-    code(|| object::retain(kernel))
-}
+    fn clRetainKernel(kernel: Handle<Kernel>) {
+        object::retain(kernel)
+    }
 
-pub extern "C" fn clReleaseKernel(kernel: Handle<Kernel>) -> i32 {
-    code(|| object::release(kernel))
+    fn clReleaseKernel(kernel: Handle<Kernel>) {
+        object::release(kernel)
+    }
 }
 
 fn mem(value: *const c_void) -> Outcome<Option<MemId>> {
@@ -600,13 +558,8 @@ fn argument(kind: &ArgumentKind, size: usize, value: *const c_void) -> Outcome<V
     })
 }
 
-pub extern "C" fn clSetKernelArg(
-    kernel: Handle<Kernel>,
-    index: u32,
-    size: usize,
-    value: *const c_void,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clSetKernelArg(kernel: Handle<Kernel>, index: u32, size: usize, value: *const c_void) {
         let kernel = get(kernel)?;
         let place = kernel
             .it
@@ -654,7 +607,7 @@ pub extern "C" fn clSetKernelArg(
         // Another thread that was faster has learned the same.
         let _ = place.set(kind);
         Ok(())
-    })
+    }
 }
 
 /// Replaces the bytes of an argument, which the driver has accepted, by the same number of other
@@ -697,14 +650,10 @@ impl Kernel {
     }
 }
 
-pub extern "C" fn clGetKernelInfo(
-    kernel: Handle<Kernel>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clGetKernelInfo(
+        kernel: Handle<Kernel>, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let kernel = get(kernel)?;
         let program = &kernel.it.program;
         let answer = match name {
@@ -715,7 +664,7 @@ pub extern "C" fn clGetKernelInfo(
             _ => ask(Target::Kernel(kernel.it.id), name)?,
         };
         give(&answer, size, value, size_ret)
-    })
+    }
 }
 
 fn optional(device: Handle<Device>) -> Outcome<Option<DeviceId>> {
@@ -725,52 +674,33 @@ fn optional(device: Handle<Device>) -> Outcome<Option<DeviceId>> {
     Ok(Some(get(device)?.it.id))
 }
 
-pub extern "C" fn clGetKernelWorkGroupInfo(
-    kernel: Handle<Kernel>,
-    device: Handle<Device>,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clGetKernelWorkGroupInfo(
+        kernel: Handle<Kernel>, device: Handle<Device>, name: u32, size: usize, value: *mut c_void,
+        size_ret: *mut usize
+    ) {
         let kernel = get(kernel)?;
         let target = Target::WorkGroup(kernel.it.id, optional(device)?);
         give(&ask(target, name)?, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clGetKernelArgInfo(
-    kernel: Handle<Kernel>,
-    index: u32,
-    name: u32,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetKernelArgInfo(
+        kernel: Handle<Kernel>, index: u32, name: u32, size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let kernel = get(kernel)?;
         let target = Target::Argument(kernel.it.id, index);
         give(&ask(target, name)?, size, value, size_ret)
-    })
-}
+    }
 
-pub extern "C" fn clGetKernelSubGroupInfo(
-    kernel: Handle<Kernel>,
-    device: Handle<Device>,
-    name: u32,
-    input_size: usize,
-    input: *const c_void,
-    size: usize,
-    value: *mut c_void,
-    size_ret: *mut usize,
-) -> i32 {
-    code(|| {
+    fn clGetKernelSubGroupInfo(
+        kernel: Handle<Kernel>, device: Handle<Device>, name: u32, input_size: usize, input: *const c_void,
+        size: usize, value: *mut c_void, size_ret: *mut usize
+    ) {
         let kernel = get(kernel)?;
         let input = Blob(array(input.cast(), input_size));
         let target = Target::SubGroup(kernel.it.id, optional(device)?, input);
         give(&ask(target, name)?, size, value, size_ret)
-    })
+    }
 }
 
 #[cfg(test)]

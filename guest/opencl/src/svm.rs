@@ -34,7 +34,7 @@ use remoting_proto::{
 };
 
 use crate::{
-    abi::{Outcome, array, code, list, run, set},
+    abi::{Outcome, array, code, entry_points, list, run, set},
     event::{Around, decide, submit, undecided, when_complete},
     link::{self, Link},
     object::{self, Context, Device, Event, Handle, Kernel, Object, Own, Queue, Set, get},
@@ -446,20 +446,12 @@ pub extern "C" fn clEnqueueSVMFree(
     })
 }
 
-pub extern "C" fn clEnqueueSVMMemcpy(
-    queue: Handle<Queue>,
-    blocking: u32,
-    to: *mut c_void,
-    from: *const c_void,
-    size: usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+entry_points! {
+    fn clEnqueueSVMMemcpy(
+        queue: Handle<Queue>, blocking: u32, to: *mut c_void, from: *const c_void, size: usize; around
+    ) {
         let queue = get(queue)?;
         need(queue)?;
-        let around = Around { count, wait, event };
         let (blocking, command) = (blocking != 0, codes::COMMAND_SVM_MEMCPY);
         if size == 0 {
             return submit(queue, around, command, blocking, |order| {
@@ -504,20 +496,11 @@ pub extern "C" fn clEnqueueSVMMemcpy(
                 bytes_between(queue, there, blocking, memory, true, around)
             }
         }
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueSVMMemFill(
-    queue: Handle<Queue>,
-    pointer: *mut c_void,
-    pattern: *const c_void,
-    pattern_size: usize,
-    size: usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueSVMMemFill(
+        queue: Handle<Queue>, pointer: *mut c_void, pattern: *const c_void, pattern_size: usize, size: usize; around
+    ) {
         let queue = get(queue)?;
         need(queue)?;
         if pointer.is_null()
@@ -531,7 +514,6 @@ pub extern "C" fn clEnqueueSVMMemFill(
             return Err(codes::INVALID_VALUE);
         }
         inside(queue, pointer, size)?;
-        let around = Around { count, wait, event };
         submit(queue, around, codes::COMMAND_SVM_MEMFILL, false, |order| {
             Ok(SvmFill {
                 order,
@@ -540,20 +522,11 @@ pub extern "C" fn clEnqueueSVMMemFill(
                 size: size as u64,
             })
         })
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueSVMMap(
-    queue: Handle<Queue>,
-    blocking: u32,
-    flags: u64,
-    pointer: *mut c_void,
-    size: usize,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueSVMMap(
+        queue: Handle<Queue>, blocking: u32, flags: u64, pointer: *mut c_void, size: usize; around
+    ) {
         let queue = get(queue)?;
         need(queue)?;
         let write = codes::MAP_WRITE | codes::MAP_WRITE_INVALIDATE_REGION;
@@ -566,7 +539,6 @@ pub extern "C" fn clEnqueueSVMMap(
             return Err(codes::INVALID_VALUE);
         }
         inside(queue, pointer, size)?;
-        let around = Around { count, wait, event };
         let (blocking, command) = (blocking != 0, codes::COMMAND_SVM_MAP);
         let mut stages = Vec::new();
         if invalidate {
@@ -591,17 +563,9 @@ pub extern "C" fn clEnqueueSVMMap(
             });
         });
         Ok(())
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueSVMUnmap(
-    queue: Handle<Queue>,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueSVMUnmap(queue: Handle<Queue>, pointer: *mut c_void; around) {
         let queue = get(queue)?;
         need(queue)?;
         inside(queue, pointer, 1)?;
@@ -615,7 +579,6 @@ pub extern "C" fn clEnqueueSVMUnmap(
         // If the contents have not arrived yet, the host cannot have changed them: what is here is
         // outdated.
         let came = !mapped.stages.iter().any(|stage| link.is_pending(*stage));
-        let around = Around { count, wait, event };
         let command = codes::COMMAND_SVM_UNMAP;
         if mapped.writes && came {
             let memory = HostRegion::flat(pointer.cast(), mapped.size);
@@ -629,20 +592,12 @@ pub extern "C" fn clEnqueueSVMUnmap(
             place(&allocation.maps).map(|at| allocation.maps.remove(at))
         });
         Ok(())
-    })
-}
+    }
 
-pub extern "C" fn clEnqueueSVMMigrateMem(
-    queue: Handle<Queue>,
-    pointer_count: u32,
-    pointers: *const *const c_void,
-    sizes: *const usize,
-    flags: u64,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    code(|| {
+    fn clEnqueueSVMMigrateMem(
+        queue: Handle<Queue>, pointer_count: u32, pointers: *const *const c_void, sizes: *const usize,
+        flags: u64; around
+    ) {
         let queue = get(queue)?;
         need(queue)?;
         let known = codes::MIGRATE_MEM_OBJECT_HOST | codes::MIGRATE_MEM_OBJECT_CONTENT_UNDEFINED;
@@ -657,7 +612,6 @@ pub extern "C" fn clEnqueueSVMMigrateMem(
             inside(queue, pointer, size.max(1))?;
             ranges.push((pointer as u64, size as u64));
         }
-        let around = Around { count, wait, event };
         let command = codes::COMMAND_SVM_MIGRATE_MEM;
         submit(queue, around, command, false, |order| {
             Ok(SvmMigrate {
@@ -666,15 +620,9 @@ pub extern "C" fn clEnqueueSVMMigrateMem(
                 flags,
             })
         })
-    })
-}
+    }
 
-pub extern "C" fn clSetKernelArgSVMPointer(
-    kernel: Handle<Kernel>,
-    index: u32,
-    pointer: *const c_void,
-) -> i32 {
-    code(|| {
+    fn clSetKernelArgSVMPointer(kernel: Handle<Kernel>, index: u32, pointer: *const c_void) {
         let kernel = get(kernel)?;
         let context = &kernel.it.program.it.context;
         if !context.it.devices.iter().any(|device| offered(device)) {
@@ -693,16 +641,9 @@ pub extern "C" fn clSetKernelArgSVMPointer(
             value: Value::Svm((!pointer.is_null()).then_some(pointer as u64)),
         };
         give_argument(known, Set::Svm, &call)
-    })
-}
+    }
 
-pub extern "C" fn clSetKernelExecInfo(
-    kernel: Handle<Kernel>,
-    name: u32,
-    size: usize,
-    value: *const c_void,
-) -> i32 {
-    code(|| {
+    fn clSetKernelExecInfo(kernel: Handle<Kernel>, name: u32, size: usize, value: *const c_void) {
         let kernel = get(kernel)?;
         let context = &kernel.it.program.it.context;
         if !context.it.devices.iter().any(|device| offered(device)) {
@@ -734,7 +675,7 @@ pub extern "C" fn clSetKernelExecInfo(
             }
             _ => Err(codes::INVALID_VALUE),
         }
-    })
+    }
 }
 
 #[cfg(test)]

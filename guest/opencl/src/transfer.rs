@@ -18,10 +18,10 @@ use remoting_proto::apis::opencl::{
 };
 
 use crate::{
-    abi::{Outcome, code, sizes},
+    abi::{Outcome, entry_points, sizes},
     event::{Around, submit},
     link::{self, Link},
-    object::{Event, Handle, Image, Mem, Object, Queue, get},
+    object::{Handle, Image, Mem, Object, Queue, get},
 };
 
 /// The maximum size of a transfer of ordinary memory that is not divided. In larger ones, copying a
@@ -182,29 +182,6 @@ pub fn same_context(queue: &Object<Queue>, mem: &Object<Mem>) -> Outcome {
     Ok(())
 }
 
-#[allow(clippy::too_many_arguments)]
-fn copy(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    offset: usize,
-    size: usize,
-    pointer: *mut c_void,
-    write: bool,
-    around: Around,
-) -> Outcome {
-    let (queue, mem) = (get(queue)?, get(mem)?);
-    same_context(queue, mem)?;
-    let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
-    if pointer.is_null() || size == 0 || end as u64 > mem.it.size || mem.it.image.is_some() {
-        return Err(codes::INVALID_VALUE);
-    }
-    allowed(mem, write)?;
-    let memory = HostRegion::flat(pointer.cast(), size);
-    let there = There::Buffer(mem, offset as u64);
-    bytes_between(queue, there, blocking != 0, memory, write, around)
-}
-
 /// A transfer of plain bytes between the device and one stretch of the application's memory.
 pub fn bytes_between(
     queue: &Object<Queue>,
@@ -284,34 +261,22 @@ pub fn bytes_by(
     outcome
 }
 
-pub extern "C" fn clEnqueueReadBuffer(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    offset: usize,
-    size: usize,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let around = Around { count, wait, event };
-    code(|| copy(queue, mem, blocking, offset, size, pointer, false, around))
-}
-
-pub extern "C" fn clEnqueueWriteBuffer(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    offset: usize,
-    size: usize,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let around = Around { count, wait, event };
-    code(|| copy(queue, mem, blocking, offset, size, pointer, true, around))
+entry_points! {
+    fn [clEnqueueReadBuffer: false, clEnqueueWriteBuffer: true] |write| (
+        queue: Handle<Queue>, mem: Handle<Mem>, blocking: u32, offset: usize, size: usize,
+        pointer: *mut c_void; around
+    ) {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
+        let end = offset.checked_add(size).ok_or(codes::INVALID_VALUE)?;
+        if pointer.is_null() || size == 0 || end as u64 > mem.it.size || mem.it.image.is_some() {
+            return Err(codes::INVALID_VALUE);
+        }
+        allowed(mem, write)?;
+        let memory = HostRegion::flat(pointer.cast(), size);
+        let there = There::Buffer(mem, offset as u64);
+        bytes_between(queue, there, blocking != 0, memory, write, around)
+    }
 }
 
 /// Checks the origin, region and pitches of a rectangle in `size` bytes. Returns the resolved
@@ -347,121 +312,52 @@ fn rectangle(
     Ok([row, slice])
 }
 
-/// The arguments of `clEnqueueReadBufferRect` and its counterpart.
-struct Rect {
-    origins: [*const usize; 2],
-    region: *const usize,
-    buffer: [usize; 2],
-    host: [usize; 2],
-    pointer: *mut c_void,
-}
-
-fn rect(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    rect: &Rect,
-    write: bool,
-    around: Around,
-) -> Outcome {
-    let (queue, mem) = (get(queue)?, get(mem)?);
-    same_context(queue, mem)?;
-    let [there, here] = rect.origins.map(sizes);
-    let (Some(there), Some(here), Some(region)) = (there, here, sizes(rect.region)) else {
-        return Err(codes::INVALID_VALUE);
-    };
-    if rect.pointer.is_null() || mem.it.image.is_some() {
-        return Err(codes::INVALID_VALUE);
-    }
-    allowed(mem, write)?;
-    let pitches = rectangle(
-        there,
-        region,
-        rect.buffer[0],
-        rect.buffer[1],
-        Some(mem.it.size),
-    )?;
-    let [row_pitch, slice_pitch] = rectangle(here, region, rect.host[0], rect.host[1], None)?;
-    let start = here[2] * slice_pitch + here[1] * row_pitch + here[0];
-    let memory = HostRegion {
-        start: rect.pointer.cast::<u8>().wrapping_add(start as usize),
-        row: region[0] as usize,
-        rows: region[1] as usize,
-        slices: region[2] as usize,
-        row_pitch: row_pitch as usize,
-        slice_pitch: slice_pitch as usize,
-    };
-    let link = link::connected()?;
-    let command = if write {
-        codes::COMMAND_WRITE_BUFFER_RECT
-    } else {
-        codes::COMMAND_READ_BUFFER_RECT
-    };
-    submit(queue, around, command, blocking != 0, |order| {
-        Ok(BufferRect {
-            order,
-            mem: mem.it.id,
-            write,
-            origin: there,
-            region,
-            pitches,
-            place: place(link, memory, write)?,
+entry_points! {
+    fn [clEnqueueReadBufferRect: false, clEnqueueWriteBufferRect: true] |write| (
+        queue: Handle<Queue>, mem: Handle<Mem>, blocking: u32, buffer_origin: *const usize,
+        host_origin: *const usize, region: *const usize, buffer_row_pitch: usize, buffer_slice_pitch: usize,
+        host_row_pitch: usize, host_slice_pitch: usize, pointer: *mut c_void; around
+    ) {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
+        let [there, here] = [buffer_origin, host_origin].map(sizes);
+        let (Some(there), Some(here), Some(region)) = (there, here, sizes(region)) else {
+            return Err(codes::INVALID_VALUE);
+        };
+        if pointer.is_null() || mem.it.image.is_some() {
+            return Err(codes::INVALID_VALUE);
+        }
+        allowed(mem, write)?;
+        let size = Some(mem.it.size);
+        let pitches = rectangle(there, region, buffer_row_pitch, buffer_slice_pitch, size)?;
+        let [row_pitch, slice_pitch] = rectangle(here, region, host_row_pitch, host_slice_pitch, None)?;
+        let start = here[2] * slice_pitch + here[1] * row_pitch + here[0];
+        let memory = HostRegion {
+            start: pointer.cast::<u8>().wrapping_add(start as usize),
+            row: region[0] as usize,
+            rows: region[1] as usize,
+            slices: region[2] as usize,
+            row_pitch: row_pitch as usize,
+            slice_pitch: slice_pitch as usize,
+        };
+        let link = link::connected()?;
+        let command = if write {
+            codes::COMMAND_WRITE_BUFFER_RECT
+        } else {
+            codes::COMMAND_READ_BUFFER_RECT
+        };
+        submit(queue, around, command, blocking != 0, |order| {
+            Ok(BufferRect {
+                order,
+                mem: mem.it.id,
+                write,
+                origin: there,
+                region,
+                pitches,
+                place: place(link, memory, write)?,
+            })
         })
-    })
-}
-
-pub extern "C" fn clEnqueueReadBufferRect(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    buffer_origin: *const usize,
-    host_origin: *const usize,
-    region: *const usize,
-    buffer_row_pitch: usize,
-    buffer_slice_pitch: usize,
-    host_row_pitch: usize,
-    host_slice_pitch: usize,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let call = Rect {
-        origins: [buffer_origin, host_origin],
-        region,
-        buffer: [buffer_row_pitch, buffer_slice_pitch],
-        host: [host_row_pitch, host_slice_pitch],
-        pointer,
-    };
-    let around = Around { count, wait, event };
-    code(|| rect(queue, mem, blocking, &call, false, around))
-}
-
-pub extern "C" fn clEnqueueWriteBufferRect(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    buffer_origin: *const usize,
-    host_origin: *const usize,
-    region: *const usize,
-    buffer_row_pitch: usize,
-    buffer_slice_pitch: usize,
-    host_row_pitch: usize,
-    host_slice_pitch: usize,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let call = Rect {
-        origins: [buffer_origin, host_origin],
-        region,
-        buffer: [buffer_row_pitch, buffer_slice_pitch],
-        host: [host_row_pitch, host_slice_pitch],
-        pointer,
-    };
-    let around = Around { count, wait, event };
-    code(|| rect(queue, mem, blocking, &call, true, around))
+    }
 }
 
 /// Checks that a region is inside an image.
@@ -516,100 +412,38 @@ pub fn image_memory(
     })
 }
 
-/// The arguments of `clEnqueueReadImage` and its counterpart.
-struct ImageCall {
-    origin: *const usize,
-    region: *const usize,
-    pitches: [usize; 2],
-    pointer: *mut c_void,
-}
-
-fn image(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    call: &ImageCall,
-    write: bool,
-    around: Around,
-) -> Outcome {
-    let (queue, mem) = (get(queue)?, get(mem)?);
-    same_context(queue, mem)?;
-    let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
-    let (Some(origin), Some(region)) = (sizes(call.origin), sizes(call.region)) else {
-        return Err(codes::INVALID_VALUE);
-    };
-    if call.pointer.is_null() {
-        return Err(codes::INVALID_VALUE);
-    }
-    inside(image, origin, region)?;
-    allowed(mem, write)?;
-    let memory = image_memory(
-        image,
-        region,
-        call.pitches[0],
-        call.pitches[1],
-        call.pointer,
-    )?;
-    let link = link::connected()?;
-    let command = if write {
-        codes::COMMAND_WRITE_IMAGE
-    } else {
-        codes::COMMAND_READ_IMAGE
-    };
-    submit(queue, around, command, blocking != 0, |order| {
-        Ok(ImageRect {
-            order,
-            mem: mem.it.id,
-            write,
-            origin,
-            region,
-            place: place(link, memory, write)?,
+entry_points! {
+    fn [clEnqueueReadImage: false, clEnqueueWriteImage: true] |write| (
+        queue: Handle<Queue>, mem: Handle<Mem>, blocking: u32, origin: *const usize, region: *const usize,
+        row_pitch: usize, slice_pitch: usize, pointer: *mut c_void; around
+    ) {
+        let (queue, mem) = (get(queue)?, get(mem)?);
+        same_context(queue, mem)?;
+        let image = mem.it.image.as_ref().ok_or(codes::INVALID_MEM_OBJECT)?;
+        let (Some(origin), Some(region)) = (sizes(origin), sizes(region)) else {
+            return Err(codes::INVALID_VALUE);
+        };
+        if pointer.is_null() {
+            return Err(codes::INVALID_VALUE);
+        }
+        inside(image, origin, region)?;
+        allowed(mem, write)?;
+        let memory = image_memory(image, region, row_pitch, slice_pitch, pointer)?;
+        let link = link::connected()?;
+        let command = if write {
+            codes::COMMAND_WRITE_IMAGE
+        } else {
+            codes::COMMAND_READ_IMAGE
+        };
+        submit(queue, around, command, blocking != 0, |order| {
+            Ok(ImageRect {
+                order,
+                mem: mem.it.id,
+                write,
+                origin,
+                region,
+                place: place(link, memory, write)?,
+            })
         })
-    })
-}
-
-pub extern "C" fn clEnqueueReadImage(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    origin: *const usize,
-    region: *const usize,
-    row_pitch: usize,
-    slice_pitch: usize,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let call = ImageCall {
-        origin,
-        region,
-        pitches: [row_pitch, slice_pitch],
-        pointer,
-    };
-    let around = Around { count, wait, event };
-    code(|| image(queue, mem, blocking, &call, false, around))
-}
-
-pub extern "C" fn clEnqueueWriteImage(
-    queue: Handle<Queue>,
-    mem: Handle<Mem>,
-    blocking: u32,
-    origin: *const usize,
-    region: *const usize,
-    row_pitch: usize,
-    slice_pitch: usize,
-    pointer: *mut c_void,
-    count: u32,
-    wait: *const Handle<Event>,
-    event: *mut Handle<Event>,
-) -> i32 {
-    let call = ImageCall {
-        origin,
-        region,
-        pitches: [row_pitch, slice_pitch],
-        pointer,
-    };
-    let around = Around { count, wait, event };
-    code(|| image(queue, mem, blocking, &call, true, around))
+    }
 }
