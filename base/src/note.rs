@@ -3,6 +3,7 @@
 use std::{
     fmt,
     io::{self, Write},
+    process::ExitCode,
     time::{Duration, Instant},
 };
 
@@ -51,6 +52,37 @@ pub fn error(program: &str, error: &dyn std::error::Error) {
     note!("{program}: {error}");
     for cause in texts {
         note!("  because: {cause}");
+    }
+}
+
+/// How a program ends that did this, after it has written the error if it failed.
+pub fn end(program: &str, outcome: Result<(), impl Into<Box<dyn std::error::Error>>>) -> ExitCode {
+    let Err(failed) = outcome else {
+        return ExitCode::SUCCESS;
+    };
+    error(program, &*failed.into());
+    ExitCode::FAILURE
+}
+
+/// Writes each record up to this level, prefixed by the program's name.
+#[cfg(feature = "log")]
+pub fn log_records(program: &'static str, level: log::LevelFilter) {
+    struct Lines(&'static str);
+
+    impl log::Log for Lines {
+        fn enabled(&self, _: &log::Metadata<'_>) -> bool {
+            true
+        }
+
+        fn log(&self, record: &log::Record<'_>) {
+            note!("{}: {}", self.0, record.args());
+        }
+
+        fn flush(&self) {}
+    }
+
+    if log::set_boxed_logger(Box::new(Lines(program))).is_ok() {
+        log::set_max_level(level);
     }
 }
 

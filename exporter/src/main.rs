@@ -151,11 +151,7 @@ fn listen(address: SocketAddr) -> io::Result<(TcpListener, SocketAddr)> {
 
 fn main() -> ExitCode {
     file_size_is_an_error();
-    let Err(error) = run(Arguments::parse()) else {
-        return ExitCode::SUCCESS;
-    };
-    base::note::error("gantry-exporter", &error);
-    ExitCode::FAILURE
+    base::note::end("gantry-exporter", run(Arguments::parse()))
 }
 
 #[cfg(test)]

@@ -104,11 +104,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
 
 fn main() -> ExitCode {
     file_size_is_an_error();
-    let Err(error) = run(Arguments::parse()) else {
-        return ExitCode::SUCCESS;
-    };
-    base::note::error("gantry-kube", &error);
-    ExitCode::FAILURE
+    base::note::end("gantry-kube", run(Arguments::parse()))
 }
 
 #[cfg(test)]

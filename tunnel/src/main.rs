@@ -51,13 +51,8 @@ fn main() -> ExitCode {
     file_size_is_an_error();
     let Arguments { manual, socket } = Arguments::parse();
     if let Some(manual) = manual {
-        return match manual.write(Arguments::command(), &mut Output::standard()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                base::note!("gantry-tunnel: {error}");
-                ExitCode::FAILURE
-            }
-        };
+        let written = manual.write(Arguments::command(), &mut Output::standard());
+        return base::note::end("gantry-tunnel", written);
     }
     let error = run(&socket);
     base::note!(

@@ -67,21 +67,6 @@ fn size(text: &str) -> Result<u64, String> {
         .ok_or_else(|| format!("{text} is not between 64M and 32G"))
 }
 
-/// Logs each record as a line on standard error.
-struct Lines;
-
-impl log::Log for Lines {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        base::note!("gantry-gf100: {}", record.args());
-    }
-
-    fn flush(&self) {}
-}
-
 fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     if let Some(manual) = arguments.manual {
         return Ok(manual.write(Arguments::command(), &mut Output::standard())?);
@@ -99,18 +84,13 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
 fn main() -> ExitCode {
     base::limits::file_size_is_an_error();
     let arguments = Arguments::parse();
-    if log::set_logger(&Lines).is_ok() {
-        log::set_max_level(match arguments.verbose {
-            0 => log::LevelFilter::Info,
-            1 => log::LevelFilter::Debug,
-            _ => log::LevelFilter::Trace,
-        });
-    }
-    let Err(error) = run(arguments) else {
-        return ExitCode::SUCCESS;
+    let level = match arguments.verbose {
+        0 => log::LevelFilter::Info,
+        1 => log::LevelFilter::Debug,
+        _ => log::LevelFilter::Trace,
     };
-    base::note::error("gantry-gf100", &*error);
-    ExitCode::FAILURE
+    base::note::log_records("gantry-gf100", level);
+    base::note::end("gantry-gf100", run(arguments))
 }
 
 #[cfg(test)]

@@ -48,21 +48,6 @@ struct Arguments {
     longest_pause: u64,
 }
 
-/// Logs each record as a line on standard error.
-struct Lines;
-
-impl log::Log for Lines {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        base::note!("gantry-arbiter: {}", record.args());
-    }
-
-    fn flush(&self) {}
-}
-
 fn run() -> Result<(), Box<dyn std::error::Error>> {
     let arguments = Arguments::parse();
     if let Some(manual) = arguments.manual {
@@ -83,14 +68,8 @@ fn run() -> Result<(), Box<dyn std::error::Error>> {
 
 fn main() -> ExitCode {
     file_size_is_an_error();
-    if log::set_logger(&Lines).is_ok() {
-        log::set_max_level(log::LevelFilter::Info);
-    }
-    let Err(error) = run() else {
-        return ExitCode::SUCCESS;
-    };
-    base::note::error("gantry-arbiter", &*error);
-    ExitCode::FAILURE
+    base::note::log_records("gantry-arbiter", log::LevelFilter::Info);
+    base::note::end("gantry-arbiter", run())
 }
 
 #[cfg(test)]

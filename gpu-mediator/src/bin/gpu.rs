@@ -70,21 +70,6 @@ const EXAMPLES: &str = "Examples:
 /// System calls for serving; the fronts' files are also checked.
 const CALLS: &[&[libc::c_long]] = &[ONE_THREAD, &[libc::SYS_fstatfs]];
 
-/// Logs each record as a line on standard error.
-struct Lines;
-
-impl log::Log for Lines {
-    fn enabled(&self, _: &log::Metadata<'_>) -> bool {
-        true
-    }
-
-    fn log(&self, record: &log::Record<'_>) {
-        base::note!("gantry-gpu: {}", record.args());
-    }
-
-    fn flush(&self) {}
-}
-
 fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
     let serve = match arguments.what {
         What::Manual(manual) => {
@@ -92,12 +77,11 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
         }
         What::Serve(serve) => serve,
     };
-    if log::set_logger(&Lines).is_ok() {
-        log::set_max_level(match serve.verbose {
-            0 => log::LevelFilter::Info,
-            _ => log::LevelFilter::Debug,
-        });
-    }
+    let level = match serve.verbose {
+        0 => log::LevelFilter::Info,
+        _ => log::LevelFilter::Debug,
+    };
+    base::note::log_records("gantry-gpu", level);
     let settings = Settings {
         policy: serve.policy,
         limit: Duration::from_millis(serve.limit.max(1)),
@@ -112,11 +96,7 @@ fn run(arguments: Arguments) -> Result<(), Box<dyn std::error::Error>> {
 
 fn main() -> ExitCode {
     base::limits::file_size_is_an_error();
-    let Err(error) = run(Arguments::parse()) else {
-        return ExitCode::SUCCESS;
-    };
-    base::note::error("gantry-gpu", &*error);
-    ExitCode::FAILURE
+    base::note::end("gantry-gpu", run(Arguments::parse()))
 }
 
 #[cfg(test)]

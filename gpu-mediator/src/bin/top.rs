@@ -68,52 +68,40 @@ fn quick(text: &str) -> Result<(String, Change), String> {
 }
 
 /// Changes what a client may expect.
-fn change(socket: &Path, name: &str, change: Change) -> ExitCode {
+fn change(socket: &Path, name: &str, change: Change) -> Result<(), String> {
     match weight::set(socket, name, change) {
-        Ok(true) => return ExitCode::SUCCESS,
-        Ok(false) => base::note!(
-            "gantry-top: gantry-arbiter has no client {name:?}: gantry top shows their names"
-        ),
-        Err(error) => base::note!(
-            "gantry-top: no arbiter at {} has changed that: {error}; is gantry-arbiter running with this --socket, is this \
-             its user or root, and has no idle client a latency?",
+        Ok(true) => Ok(()),
+        Ok(false) => Err(format!(
+            "gantry-arbiter has no client {name:?}: gantry top shows their names"
+        )),
+        Err(error) => Err(format!(
+            "no arbiter at {} has changed that: {error}; is gantry-arbiter running with this --socket, is this its user or \
+             root, and has no idle client a latency?",
             socket.display()
-        ),
+        )),
     }
-    ExitCode::FAILURE
 }
 
 fn main() -> ExitCode {
     base::limits::file_size_is_an_error();
     let arguments = Arguments::parse();
     if let Some(manual) = arguments.manual {
-        return match manual.write(Arguments::command(), &mut Output::standard()) {
-            Ok(()) => ExitCode::SUCCESS,
-            Err(error) => {
-                base::note!("gantry-top: {error}");
-                ExitCode::FAILURE
-            }
-        };
+        let written = manual.write(Arguments::command(), &mut Output::standard());
+        return base::note::end("gantry-top", written);
     }
     let socket = arguments.socket;
     if let Some((name, to)) = arguments.set_weight.or(arguments.set_latency) {
-        return change(&socket, &name, to);
+        return base::note::end("gantry-top", change(&socket, &name, to));
     }
-    match top::run(&socket) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) if error.kind() == io::ErrorKind::Unsupported => {
-            base::note!("gantry-top: {error}");
-            ExitCode::FAILURE
-        }
-        Err(error) => {
-            base::note!(
-                "gantry-top: cannot show who shares a device at {}: {error}; is gantry-arbiter or gantry-gpu \
-                 running with this --socket, and is this its user or root?",
-                socket.display()
-            );
-            ExitCode::FAILURE
-        }
-    }
+    let shown = top::run(&socket).map_err(|error| match error.kind() {
+        io::ErrorKind::Unsupported => error.to_string(),
+        _ => format!(
+            "cannot show who shares a device at {}: {error}; is gantry-arbiter or gantry-gpu running with this \
+             --socket, and is this its user or root?",
+            socket.display()
+        ),
+    });
+    base::note::end("gantry-top", shown)
 }
 
 #[cfg(test)]

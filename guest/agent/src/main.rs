@@ -219,11 +219,7 @@ fn tell_systemd() {
 
 fn main() -> ExitCode {
     survive::file_size();
-    let Err(error) = run() else {
-        return ExitCode::SUCCESS;
-    };
-    base::note::error("gantry-agent", &*error);
-    ExitCode::FAILURE
+    base::note::end("gantry-agent", run())
 }
 
 #[cfg(test)]

@@ -277,11 +277,7 @@ fn main() -> ExitCode {
             .write(Arguments::command(), &mut Output::standard())
             .map_err(Error::Say),
     };
-    let Err(error) = outcome else {
-        return ExitCode::SUCCESS;
-    };
-    base::note::error("gantry-cuda", &error);
-    ExitCode::FAILURE
+    base::note::end("gantry-cuda", outcome)
 }
 
 #[cfg(test)]

@@ -207,13 +207,7 @@ fn can_be_shared(gpus: &Selection) -> Result<(), Box<dyn Error>> {
 
 fn main() -> ExitCode {
     file_size_is_an_error();
-    match run(Arguments::parse()) {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            note::error("gantry-nvidia", error.as_ref());
-            ExitCode::FAILURE
-        }
-    }
+    note::end("gantry-nvidia", run(Arguments::parse()))
 }
 
 #[cfg(test)]
