@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use super::{
     iommufd, native, nvrtc, opencl,
     packages::{Cache, Kernel, run},
-    root_fs::{commands, modules, pack, program, script, start},
+    root_fs::{INIT, commands, modules, pack, program, script, start},
     systemd, vendors,
 };
 use crate::beside;
@@ -332,7 +332,8 @@ fn build_l2(
     script(&root.join("bin/agent-power-button"), POWER_BUTTON)?;
     script(&root.join("bin/demo"), DEMO)?;
     let init = format!(
-        "{PREAMBLE}
+        "{INIT}
+{TERMINALS}
 cut -d' ' -f1 /proc/uptime > /tmp/init-at
 for m in {loaded}; do insmod /modules/$m.ko; done
 stty -F /dev/ttyS0 -echo -onlcr 2>/dev/null
@@ -407,14 +408,8 @@ echo waiting for the button
 wait
 ";
 
-const PREAMBLE: &str = "#!/bin/busybox sh
-/bin/busybox mkdir -p /proc /sys /dev /tmp
-/bin/busybox --install -s /bin
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
-mount -t tmpfs -o size=90% tmp /tmp
-mkdir -p /dev/pts && mount -t devpts pts /dev/pts
+/// What an init of L1's or a guest's does after [`INIT`].
+const TERMINALS: &str = "mkdir -p /dev/pts && mount -t devpts pts /dev/pts
 ifconfig lo 127.0.0.1 up 2>/dev/null";
 
 /// What every L1 has: the programs under test, and a guest. Returns the folder with the guest.
@@ -437,7 +432,8 @@ fn programs_and_guest(
 /// Adds the init that loads modules and serves, and packs an L1.
 fn finish_l1(root: &Path, loaded: &str, archive: &Path) -> Result<()> {
     let init = format!(
-        "{PREAMBLE}
+        "{INIT}
+{TERMINALS}
 mount -t securityfs sec /sys/kernel/security 2>/dev/null
 for m in {loaded}; do insmod /modules/$m.ko; done
 mkdir -p /dev/net; [ -e /dev/net/tun ] || mknod /dev/net/tun c 10 200

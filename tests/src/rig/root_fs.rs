@@ -26,6 +26,15 @@ pub fn start(root: &Path, busybox: &Path) -> Result<()> {
     Ok(())
 }
 
+/// The beginning of an init of busybox's, for a root that begins as [`start`] makes it.
+pub const INIT: &str = "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /tmp
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs -o size=90% tmp /tmp";
+
 /// Writes a program that an interpreter runs.
 pub fn script(path: &Path, text: &str) -> Result<()> {
     fs::write(path, text)?;

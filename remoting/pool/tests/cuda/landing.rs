@@ -13,7 +13,10 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, cuda, device, function, module, ok, values};
+use crate::driver::{
+    argument, begin_capture, context, cuda, current, device, end_capture, function, graph,
+    instance, module, ok, stream, values,
+};
 
 const ORDER: &str =
     include_str!("../../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
@@ -45,24 +48,6 @@ unsafe extern "C" fn look(data: *mut c_void) {
     unsafe { *seen.places[0].get() += 100 };
 }
 
-fn stream() -> CUstream {
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, 1));
-    stream
-}
-
-fn instance(graph: CUgraph) -> CUgraphExec {
-    let mut executable = null_mut();
-    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
-    executable
-}
-
-fn current() -> CUcontext {
-    let mut current = null_mut();
-    ok!(cuCtxGetCurrent(&mut current));
-    current
-}
-
 /// Memory that kernels and the host see alike.
 fn pinned() -> *mut u32 {
     let mut at: *mut c_void = null_mut();
@@ -70,6 +55,16 @@ fn pinned() -> *mut u32 {
     // SAFETY: of that size.
     unsafe { at.cast::<u32>().write(0) };
     at.cast()
+}
+
+/// Copies to the device in a stream.
+fn write(to: CUdeviceptr, from: &[u8], stream: CUstream) {
+    ok!(cuMemcpyHtoDAsync_v2(
+        to,
+        from.as_ptr().cast(),
+        from.len(),
+        stream
+    ));
 }
 
 fn copy_back(to: *mut u32, from: CUdeviceptr) -> CUDA_MEMCPY3D {
@@ -97,8 +92,7 @@ impl Rig {
         let module = module(ORDER);
         let (gate, from, seen) = (pinned(), device(&[1u32]), Seen::new());
         let (one, at) = (1u32, gate as CUdeviceptr);
-        let mut graph = null_mut();
-        ok!(cuGraphCreate(&mut graph, 0));
+        let graph = graph();
         let mut spin = [argument(&at), argument(&one)];
         let waited = Self::kernel(graph, &[], function(module, "spin"), &mut spin);
         let mut twice = [argument(&from), argument(&one)];
@@ -165,7 +159,7 @@ impl Rig {
 
     /// Launches both, each in a stream of its own, and opens the gate. What the functions have seen.
     fn run(&self, launches: [CUgraphExec; 2]) -> Vec<[u32; 2]> {
-        let streams = launches.map(|_| stream());
+        let streams = launches.map(|_| stream(1));
         for (executable, stream) in launches.into_iter().zip(streams) {
             ok!(cuGraphLaunch(executable, stream));
         }
@@ -289,7 +283,7 @@ fn functions_of_an_updated_graph_see_what_it_copies_or_are_refused() {
         first.called,
         &look
     ));
-    let stream = stream();
+    let stream = stream(1);
     let launched = cuda!(cuGraphLaunch(executable, stream));
     assert_eq!(launched, CUresult::CUDA_ERROR_NOT_SUPPORTED);
     // With the graph that it was made of, all of that is known again.
@@ -307,20 +301,19 @@ fn a_capture_that_has_become_invalid_gives_the_places_of_its_copies_back() {
     let bytes = 64 << 20;
     let (mut to, from) = (0, vec![7u8; bytes]);
     ok!(cuMemAlloc_v2(&mut to, bytes));
-    let (first, second) = (stream(), stream());
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    let (first, second) = (stream(1), stream(1));
     // More in all than there is room for in the window of 2 GiB.
     for round in 0..40 {
         let mut graph = null_mut();
-        ok!(cuStreamBeginCapture_v2(first, mode));
-        ok!(cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, first));
+        begin_capture(first);
+        write(to, &from, first);
         let asked = cuda!(cuStreamQuery(first));
         assert_eq!(asked, CUresult::CUDA_ERROR_STREAM_CAPTURE_UNSUPPORTED);
         if round % 4 == 3 {
             // It ends with its stream, too.
-            let gone = stream();
-            ok!(cuStreamBeginCapture_v2(gone, mode));
-            ok!(cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, gone));
+            let gone = stream(1);
+            begin_capture(gone);
+            write(to, &from, gone);
             ok!(cuStreamDestroy_v2(gone));
         }
         let ended = cuda!(cuStreamEndCapture(first, &mut graph));
@@ -332,10 +325,9 @@ fn a_capture_that_has_become_invalid_gives_the_places_of_its_copies_back() {
         assert_eq!(status, none, "round {round}");
     }
     // Another capture is as valid as any.
-    let mut graph = null_mut();
-    ok!(cuStreamBeginCapture_v2(first, mode));
-    ok!(cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), bytes, first));
-    ok!(cuStreamEndCapture(first, &mut graph));
+    begin_capture(first);
+    write(to, &from, first);
+    let graph = end_capture(first);
     let executable = instance(graph);
     ok!(cuGraphLaunch(executable, second));
     ok!(cuStreamSynchronize(second));
@@ -357,14 +349,12 @@ fn memory_that_is_freed_beside_a_capture_stays_reserved_and_the_capture_valid() 
         let mut at = null_mut();
         (cuda!(cuMemHostAlloc(&mut at, large, 0)), at)
     };
-    let first = stream();
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    let mut graph = null_mut();
+    let first = stream(1);
     let (_, at) = allocate();
     let mut registered = vec![0u8; 1 << 20];
     let registered = registered.as_mut_ptr().cast();
     ok!(cuMemHostRegister_v2(registered, 1 << 20, 0));
-    ok!(cuStreamBeginCapture_v2(first, mode));
+    begin_capture(first);
     ok!(cuMemFreeHost(at));
     ok!(cuMemHostUnregister(registered));
     assert_eq!(
@@ -373,7 +363,7 @@ fn memory_that_is_freed_beside_a_capture_stays_reserved_and_the_capture_valid() 
         "it is not the program's any more"
     );
     assert_eq!(allocate().0, CUresult::CUDA_ERROR_OUT_OF_MEMORY);
-    ok!(cuStreamEndCapture(first, &mut graph));
+    let graph = end_capture(first);
     assert!(!graph.is_null());
     ok!(cuGraphDestroy(graph));
     // Free again, as soon as it is needed.
@@ -391,20 +381,14 @@ fn a_captured_copy_of_memory_that_is_not_pinned_is_one_node_of_any_size() {
     let mut kept = Vec::new();
     for megabytes in [12usize, 20, 33] {
         let bytes = megabytes << 20;
-        let (mut to, mut other, mut graph) = (0, 0, null_mut());
+        let (mut to, mut other) = (0, 0);
         ok!(cuMemAlloc_v2(&mut to, bytes));
         ok!(cuMemAlloc_v2(&mut other, bytes));
         ok!(cuMemsetD8_v2(to, 0, bytes));
-        let (from, stream) = (vec![megabytes as u8; bytes], stream());
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        ok!(cuStreamBeginCapture_v2(stream, mode));
-        ok!(cuMemcpyHtoDAsync_v2(
-            to,
-            from.as_ptr().cast(),
-            bytes,
-            stream
-        ));
-        ok!(cuStreamEndCapture(stream, &mut graph));
+        let (from, stream) = (vec![megabytes as u8; bytes], stream(1));
+        begin_capture(stream);
+        write(to, &from, stream);
+        let graph = end_capture(stream);
         let (mut node, mut count) = (null_mut(), 0);
         ok!(cuGraphGetNodes(graph, null_mut(), &mut count));
         assert_eq!(count, 1, "{megabytes} MiB");
@@ -454,19 +438,12 @@ fn captured_copies_find_places_beside_small_pinned_memory() {
     // What follows is not aligned.
     let tiny = pinned();
     let bytes = 12 << 20;
-    let (mut to, stream, from) = (0, stream(), vec![7u8; bytes]);
+    let (mut to, stream, from) = (0, stream(1), vec![7u8; bytes]);
     ok!(cuMemAlloc_v2(&mut to, bytes));
     let executables = [(); 3].map(|()| {
-        let mut graph = null_mut();
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        ok!(cuStreamBeginCapture_v2(stream, mode));
-        ok!(cuMemcpyHtoDAsync_v2(
-            to,
-            from.as_ptr().cast(),
-            bytes,
-            stream
-        ));
-        ok!(cuStreamEndCapture(stream, &mut graph));
+        begin_capture(stream);
+        write(to, &from, stream);
+        let graph = end_capture(stream);
         let executable = instance(graph);
         ok!(cuGraphDestroy(graph));
         executable
@@ -490,16 +467,10 @@ fn a_capture_ends_with_its_context_and_gives_the_places_of_its_copies_back() {
     // More in all than there is room for in the window of 2 GiB.
     for _ in 0..40 {
         let _context = context();
-        let (mut to, stream) = (0, stream());
+        let (mut to, stream) = (0, stream(1));
         ok!(cuMemAlloc_v2(&mut to, bytes));
-        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        ok!(cuStreamBeginCapture_v2(stream, mode));
-        ok!(cuMemcpyHtoDAsync_v2(
-            to,
-            from.as_ptr().cast(),
-            bytes,
-            stream
-        ));
+        begin_capture(stream);
+        write(to, &from, stream);
     }
 }
 
@@ -509,9 +480,8 @@ fn copies_of_graphs_leave_room_for_ordinary_ones_and_are_refused_beyond_that() {
     let bytes = 64 << 20;
     let (mut to, mut from) = (0, vec![7u8; bytes]);
     ok!(cuMemAlloc_v2(&mut to, bytes));
-    let (captured, ordinary, mut graph) = (stream(), stream(), null_mut());
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    ok!(cuStreamBeginCapture_v2(captured, mode));
+    let (captured, ordinary) = (stream(1), stream(1));
+    begin_capture(captured);
     let mut capture = |bytes| {
         cuda!(cuMemcpyHtoDAsync_v2(
             to,
@@ -537,12 +507,7 @@ fn copies_of_graphs_leave_room_for_ordinary_ones_and_are_refused_beyond_that() {
     }
     for (round, length) in [4096, 1 << 20, bytes].into_iter().enumerate() {
         let (there, mut back) = (vec![round as u8 + 1; length], vec![0u8; length]);
-        ok!(cuMemcpyHtoDAsync_v2(
-            to,
-            there.as_ptr().cast(),
-            length,
-            ordinary
-        ));
+        write(to, &there, ordinary);
         ok!(cuMemcpyDtoHAsync_v2(
             back.as_mut_ptr().cast(),
             to,
@@ -553,7 +518,7 @@ fn copies_of_graphs_leave_room_for_ordinary_ones_and_are_refused_beyond_that() {
         assert!(back == there, "{length}");
     }
     // What was refused is no part of the graph, and what was not is.
-    ok!(cuStreamEndCapture(captured, &mut graph));
+    let graph = end_capture(captured);
     let executable = instance(graph);
     ok!(cuGraphLaunch(executable, ordinary));
     ok!(cuStreamSynchronize(ordinary));

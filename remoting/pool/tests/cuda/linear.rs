@@ -8,7 +8,7 @@ use cuda_definition::{
     driver::types::{CUresult, CUstreamCaptureMode, CUstreamCaptureStatus},
 };
 
-use crate::driver::{context, cuda, device, ok, values};
+use crate::driver::{context, cuda, device, ok, stream, values};
 
 /// Calls a function of cuBLAS by its symbol.
 macro_rules! cublas {
@@ -546,8 +546,7 @@ fn products_of_the_host_s_matrices_go_through_the_device_block_by_block() {
 fn products_are_captured_into_graphs() {
     let _context = context();
     let handle = handle();
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, 1));
+    let stream = stream(1);
     assert_eq!(cublas!(cublasSetStream_v2(handle.0, stream.cast())), 0);
     let mut again = null_mut();
     assert_eq!(cublas!(cublasGetStream_v2(handle.0, &mut again)), 0);

@@ -4,7 +4,9 @@ use std::ptr::{null, null_mut};
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, cuda, device, function, module, ok, values};
+use crate::driver::{
+    argument, context, cuda, current, device, function, graph, instance, module, ok, stream, values,
+};
 
 const ORDER: &str =
     include_str!("../../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
@@ -74,10 +76,8 @@ fn conditional(graph: CUgraph) -> CUgraphNodeParams {
 fn graphs_that_may_not_run_copy_no_memory_that_is_not_pinned() {
     let _context = context();
     let (to, other, from) = (device(&[0u32; 4]), device(&[0u32; 4]), vec![5u32; 4]);
-    let mut graph = null_mut();
-    ok!(cuGraphCreate(&mut graph, 0));
-    let mut own = null_mut();
-    ok!(cuCtxGetCurrent(&mut own));
+    let graph = graph();
+    let own = current();
     let mut conditional = conditional(graph);
     add(graph, &[], &mut conditional);
     // SAFETY: the driver's array of one graph.
@@ -107,8 +107,7 @@ fn graphs_that_may_not_run_copy_no_memory_that_is_not_pinned() {
     let set = cuda!(cuGraphMemcpyNodeSetParams(node, &unpinned));
     assert_eq!(set, refused);
     // By a child.
-    let mut child = null_mut();
-    ok!(cuGraphCreate(&mut child, 0));
+    let child = crate::driver::graph();
     assert_eq!(copy(child, &mut node, &unpinned), CUresult::CUDA_SUCCESS);
     let included = cuda!(cuGraphAddChildGraphNode(&mut node, body, null(), 0, child));
     assert_eq!(included, refused);
@@ -147,8 +146,7 @@ fn nodes_of_all_kinds_are_added_by_one_call() {
     let twice = function(module(ORDER), "twice");
     let (at, count) = (device(&[1u32, 2, 3, 4]), 4u32);
     let mut arguments = [argument(&at), argument(&count)];
-    let mut graph = null_mut();
-    ok!(cuGraphCreate(&mut graph, 0));
+    let graph = graph();
     let mut fill = empty(CUgraphNodeType::CU_GRAPH_NODE_TYPE_MEMSET);
     fill.anonymous2.memset = CUDA_MEMSET_NODE_PARAMS_v2 {
         dst: at,
@@ -180,8 +178,7 @@ fn nodes_of_all_kinds_are_added_by_one_call() {
     // SAFETY: the driver's array of one graph.
     let body = unsafe { conditional.anonymous2.conditional.phGraph_out.read() };
     add(body, &[], &mut kernel);
-    let mut executable = null_mut();
-    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    let executable = instance(graph);
     ok!(cuGraphLaunch(executable, null_mut()));
     ok!(cuCtxSynchronize());
     assert_eq!(values::<u32>(at, 4), [12, 12, 12, 16]);
@@ -212,8 +209,7 @@ fn graphs_are_made_executable_with_a_result_and_written_as_text() {
         ));
         nodes = vec![node];
     }
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, 1));
+    let stream = stream(1);
     for flags in [0, 2] {
         // SAFETY: numbers and pointers: zero is a value of each.
         let mut params: CUDA_GRAPH_INSTANTIATE_PARAMS = unsafe { std::mem::zeroed() };

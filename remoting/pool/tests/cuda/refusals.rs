@@ -4,7 +4,7 @@ use std::{ffi::c_void, ptr::null_mut};
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{context, cuda, device, module, ok};
+use crate::driver::{begin_capture, context, cuda, device, module, ok};
 
 const SYMBOLS: &str =
     include_str!("../../../../tests/cuda-driver/tests/kernels/symbols.compute_75.ptx");
@@ -165,8 +165,7 @@ fn what_is_refused_in_a_capture_is_an_error_of_its_call() {
     ok!(cuModuleUnload(symbols));
     let (from, mut stream, mut graph) = (device(&[0u32]), null_mut(), null_mut());
     ok!(cuStreamCreate(&mut stream, 1));
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    ok!(cuStreamBeginCapture_v2(stream, mode));
+    begin_capture(stream);
     for refused in [
         cuda!(cuMemcpyDtoDAsync_v2(gone, from, 4, stream)),
         cuda!(cuMemcpyDtoDAsync_v2(from, gone, 4, stream)),

@@ -14,7 +14,7 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, cuda, device, function, launch, module, ok};
+use crate::driver::{argument, context, cuda, device, function, launch, module, ok, stream};
 
 const ORDER: &str =
     include_str!("../../../../tests/cuda-driver/tests/kernels/order.compute_75.ptx");
@@ -59,8 +59,7 @@ fn a_call_that_waits_for_a_kernel_holds_up_no_other_thread() {
         // This thread is served meanwhile, and then lets the kernel end.
         let start = Instant::now();
         while start.elapsed() < Duration::from_millis(200) {
-            let mut own = null_mut();
-            ok!(cuStreamCreate(&mut own, 1));
+            let own = crate::driver::stream(1);
             ok!(cuStreamDestroy_v2(own));
         }
         assert!(!ended.load(Ordering::SeqCst));
@@ -77,8 +76,7 @@ fn a_call_that_waits_for_a_kernel_holds_up_no_other_thread() {
 fn a_call_that_waits_for_a_function_holds_up_no_other_thread() {
     let own = context();
     let current = own.handle() as u64;
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, 1));
+    let stream = stream(1);
     let memory = device(&[7u32]);
     let (sender, receiver) = mpsc::channel();
     let data = std::ptr::from_ref(&receiver).cast_mut().cast();

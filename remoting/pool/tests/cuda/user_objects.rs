@@ -10,7 +10,7 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{context, cuda, ok};
+use crate::driver::{context, cuda, graph, instance, ok};
 
 const REFUSED: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 /// How long an end is waited for.
@@ -56,18 +56,6 @@ impl Ends {
         assert_eq!(all.len(), count);
         assert!(!all.contains(&thread::current().id()));
     }
-}
-
-fn graph() -> CUgraph {
-    let mut graph = null_mut();
-    ok!(cuGraphCreate(&mut graph, 0));
-    graph
-}
-
-fn instance(graph: CUgraph) -> CUgraphExec {
-    let mut executable = null_mut();
-    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
-    executable
 }
 
 #[test]

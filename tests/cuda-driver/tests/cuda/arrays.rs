@@ -4,7 +4,7 @@ use std::ptr::{null, null_mut};
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{context, cuda, device, ok, values};
+use crate::driver::{context, cuda, current, device, ok, values};
 
 fn array(width: usize, height: usize, depth: usize) -> CUarray {
     let wanted = CUDA_ARRAY3D_DESCRIPTOR {
@@ -157,8 +157,7 @@ fn copies_are_nodes_of_graphs_and_can_be_changed() {
     (one.srcDevice, one.dstDevice) = (a, c);
     let (mut graph, mut node, mut next, mut executable) =
         (null_mut(), null_mut(), null_mut(), null_mut());
-    let mut own = null_mut();
-    ok!(cuCtxGetCurrent(&mut own));
+    let own = current();
     ok!(cuGraphCreate(&mut graph, 0));
     ok!(cuGraphAddMemcpyNode(&mut node, graph, null(), 0, &one, own));
     // A dependent node that copies on to the second array.
@@ -196,8 +195,7 @@ fn a_graph_copies_from_and_to_memory_of_the_program_at_each_launch() {
     to_host(&mut here, &mut back, 16, 1);
     let (mut graph, mut node, mut next, mut executable) =
         (null_mut(), null_mut(), null_mut(), null_mut());
-    let mut own = null_mut();
-    ok!(cuCtxGetCurrent(&mut own));
+    let own = current();
     ok!(cuGraphCreate(&mut graph, 0));
     ok!(cuGraphAddMemcpyNode(
         &mut node,
@@ -231,8 +229,7 @@ fn a_graph_copies_from_and_to_memory_of_the_program_at_each_launch() {
 /// A graph with one copy between device memory and the program's memory, ready to launch.
 fn instance(copy: &CUDA_MEMCPY3D) -> (CUgraph, CUgraphNode, CUgraphExec) {
     let (mut graph, mut node, mut executable) = (null_mut(), null_mut(), null_mut());
-    let mut own = null_mut();
-    ok!(cuCtxGetCurrent(&mut own));
+    let own = current();
     ok!(cuGraphCreate(&mut graph, 0));
     ok!(cuGraphAddMemcpyNode(&mut node, graph, null(), 0, copy, own));
     ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));

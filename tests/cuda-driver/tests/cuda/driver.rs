@@ -80,6 +80,44 @@ pub fn function(module: CUmodule, name: &str) -> CUfunction {
     function
 }
 
+/// A stream with these flags.
+pub fn stream(flags: u32) -> CUstream {
+    let mut stream = null_mut();
+    ok!(cuStreamCreate(&mut stream, flags));
+    stream
+}
+
+pub fn current() -> CUcontext {
+    let mut current = null_mut();
+    ok!(cuCtxGetCurrent(&mut current));
+    current
+}
+
+/// An empty graph.
+pub fn graph() -> CUgraph {
+    let mut graph = null_mut();
+    ok!(cuGraphCreate(&mut graph, 0));
+    graph
+}
+
+pub fn instance(graph: CUgraph) -> CUgraphExec {
+    let mut executable = null_mut();
+    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+    executable
+}
+
+/// Begins a capture in a stream, beside which anything may be called.
+pub fn begin_capture(stream: CUstream) {
+    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+    ok!(cuStreamBeginCapture_v2(stream, mode));
+}
+
+pub fn end_capture(stream: CUstream) -> CUgraph {
+    let mut graph = null_mut();
+    ok!(cuStreamEndCapture(stream, &mut graph));
+    graph
+}
+
 /// Allocates device memory with these values.
 pub fn device<T: Copy>(values: &[T]) -> CUdeviceptr {
     let mut at = 0;

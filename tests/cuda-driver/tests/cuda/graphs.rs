@@ -8,29 +8,13 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{context, cuda, device, ok, values};
-
-fn graph() -> CUgraph {
-    let mut graph = null_mut();
-    ok!(cuGraphCreate(&mut graph, 0));
-    graph
-}
-
-fn instance(graph: CUgraph) -> CUgraphExec {
-    let mut executable = null_mut();
-    ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
-    executable
-}
+use crate::driver::{
+    begin_capture, context, cuda, current, device, end_capture, graph, instance, ok, stream, values,
+};
 
 fn run(executable: CUgraphExec) {
     ok!(cuGraphLaunch(executable, null_mut()));
     ok!(cuCtxSynchronize());
-}
-
-fn current() -> CUcontext {
-    let mut current = null_mut();
-    ok!(cuCtxGetCurrent(&mut current));
-    current
 }
 
 /// A fill of this many words.
@@ -260,10 +244,7 @@ fn functions_that_are_captured_are_called_with_each_launch() {
     let (count, mut stream, mut graph) = (number(0), null_mut(), null_mut());
     ok!(cuStreamCreate(&mut stream, 1));
     for round in 1..100u32 {
-        ok!(cuStreamBeginCapture_v2(
-            stream,
-            CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED
-        ));
+        begin_capture(stream);
         let call = function(increase, count);
         ok!(cuLaunchHostFunc(stream, call.r#fn, call.userData));
         ok!(cuStreamEndCapture(stream, &mut graph));
@@ -688,16 +669,13 @@ fn a_node_runs_one_of_its_graphs() {
 #[test]
 fn a_query_of_a_default_stream_leaves_captures_in_other_contexts_alone() {
     let own = context();
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, 0));
-    let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    ok!(cuStreamBeginCapture_v2(stream, relaxed));
+    let stream = stream(0);
+    begin_capture(stream);
     let mut other = null_mut();
     ok!(cuCtxCreate_v4(&mut other, null_mut(), 0, 0));
     ok!(cuStreamQuery(null_mut()));
     ok!(cuCtxDestroy_v2(other));
     ok!(cuCtxSetCurrent(own.handle()));
-    let mut graph = null_mut();
-    ok!(cuStreamEndCapture(stream, &mut graph));
+    let graph = end_capture(stream);
     ok!(cuGraphDestroy(graph));
 }

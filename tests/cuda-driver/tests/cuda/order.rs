@@ -8,16 +8,12 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{argument, context, cuda, device, function, launch, module, ok, values};
+use crate::driver::{
+    argument, context, cuda, device, function, launch, module, ok, stream, values,
+};
 
 const ORDER: &str = include_str!("../kernels/order.compute_75.ptx");
 const NON_BLOCKING: u32 = 1;
-
-fn stream(flags: u32) -> CUstream {
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, flags));
-    stream
-}
 
 fn event() -> CUevent {
     let mut event = null_mut();

@@ -13,7 +13,7 @@ use std::{
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{Own, context, cuda, device, ok, values};
+use crate::driver::{Own, begin_capture, context, cuda, device, ok, stream, values};
 
 /// How long to wait for what only a hang prevents.
 const LONG: Duration = Duration::from_secs(100);
@@ -367,8 +367,7 @@ fn registered_copies_do_not_wait_for_other_streams_functions() {
     let (there, gated) = (device(&[0u32]), Gated::new());
     let (mut graph, mut executable) = (null_mut(), null_mut());
     let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    let mut busy = null_mut();
-    ok!(cuStreamCreate(&mut busy, NON_BLOCKING));
+    let busy = stream(NON_BLOCKING);
     ok!(cuStreamBeginCapture_v2(busy, mode));
     ok!(cuMemcpyHtoDAsync_v2(there, back.at().cast(), 4, busy));
     ok!(cuMemcpyDtoHAsync_v2(other.at().cast(), there, 4, busy));
@@ -431,8 +430,7 @@ fn registered_copies_do_not_wait_for_other_streams_functions() {
 /// a driver's queue holds. The function returns when all of them have been submitted.
 fn behind_a_function(enqueue: impl FnOnce(CUstream)) {
     let (awaited, to, from) = (Awaited::default(), device(&[0u32]), [1u32]);
-    let mut stream = null_mut();
-    ok!(cuStreamCreate(&mut stream, NON_BLOCKING));
+    let stream = stream(NON_BLOCKING);
     let data = (&raw const awaited).cast_mut().cast();
     ok!(cuLaunchHostFunc(stream, Some(wait_for_copies), data));
     let start = Instant::now();
@@ -542,8 +540,7 @@ fn a_graph_reads_registered_memory_after_the_functions_before() {
     let (own, to) = (Registered::new(1), device(&[0u32]));
     let (mut stream, mut graph, mut executable) = (null_mut(), null_mut(), null_mut());
     ok!(cuStreamCreate(&mut stream, NON_BLOCKING));
-    let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-    ok!(cuStreamBeginCapture_v2(stream, mode));
+    begin_capture(stream);
     ok!(cuLaunchHostFunc(stream, Some(increase), own.at().cast()));
     ok!(cuMemcpyHtoDAsync_v2(to, own.at().cast(), 4, stream));
     ok!(cuStreamEndCapture(stream, &mut graph));

@@ -5,7 +5,6 @@ use std::{
     fs,
     io::Write,
     path::{Path, PathBuf},
-    process::Command,
     sync::{Mutex, mpsc},
     thread,
     time::Instant,
@@ -16,7 +15,7 @@ use base::Unpoisoned;
 use gantry_build::{programs, progress::Step, target};
 use gantry_tests::{
     report::Outcome,
-    rig::{Cache, images, packages, root_fs},
+    rig::{Cache, images, root_fs},
 };
 
 use super::{Check, bare, bochs, check, module::Module, opencl};
@@ -232,40 +231,24 @@ fn initramfs(
             opencl::files(module, &release, &guest)?;
         }
         fs::create_dir_all(root.join("linux"))?;
-        archive(&guest, &root.join("linux/initramfs.cpio"))?;
+        root_fs::pack(&guest, &root.join("linux/initramfs.cpio"))?;
         fs::copy(kernel, root.join("linux/vmlinux"))?;
         root_fs::program(&programs::gantry()?, &root, "bin/gantry")?;
     }
     let name = guests.name();
     let init = format!(
-        "#!/bin/busybox sh
-/bin/busybox mkdir -p /proc /sys /dev /tmp
-/bin/busybox --install -s /bin
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
-mount -t tmpfs tmp /tmp
+        "{}
 exec 0</dev/console 1>/dev/console 2>&1
 for m in {loaded}; do insmod /modules/$m.ko; done
 /bin/gate-rig {name}
 poweroff -f
-"
+",
+        root_fs::INIT
     );
     root_fs::script(&root.join("init"), &init)?;
     let packed = work.join("initramfs.cpio");
-    archive(&root, &packed)?;
+    root_fs::pack(&root, &packed)?;
     Ok(packed)
-}
-
-/// Packs a directory. It is not compressed, since decompressing takes the emulator longer than
-/// loading.
-fn archive(root: &Path, to: &Path) -> Result<()> {
-    let command = format!(
-        "cd '{}' && find . | LC_ALL=C sort | cpio --quiet -o -H newc > '{}'",
-        root.display(),
-        std::path::absolute(to)?.display()
-    );
-    packages::run(Command::new("sh").args(["-c", &command]))
 }
 
 const SECTOR: u64 = 512;

@@ -121,17 +121,12 @@ fn file_system(
     root_fs::program(gantry, &root, "bin/gantry")?;
     fs::copy(firmware, root.join(&FIRMWARE[1..]))?;
     let init = format!(
-        "#!/bin/busybox sh
-/bin/busybox mkdir -p /proc /sys /dev /tmp
-/bin/busybox --install -s /bin
-mount -t proc proc /proc
-mount -t sysfs sys /sys
-mount -t devtmpfs dev /dev
-mount -t tmpfs -o size=90% tmp /tmp
+        "{}
 for m in {loaded}; do insmod /modules/$m.ko; done
 for port in /dev/ttyS1 /dev/ttyS2; do stty -F $port raw -echo; done
 exec 0</dev/ttyS1 1>/dev/ttyS1 2>&1
 {}",
+        root_fs::INIT,
         root_fs::commands()
     );
     root_fs::script(&root.join("init"), &init)?;
