@@ -758,6 +758,10 @@ impl Effects for Engines {
         0
     }
 
+    fn has_pending_run_list(&self) -> bool {
+        false
+    }
+
     fn window_read(&mut self, at: u64) -> u32 {
         let mut bytes = [0xff; 4];
         self.vram.read(at, &mut bytes);

@@ -41,12 +41,17 @@ const POLL: u64 = 1_000_000;
 pub struct Delays {
     /// A flush of translations.
     pub flush: u64,
+    /// A new run list.
+    pub run_list: u64,
 }
 
-/// The length of a flush is an assumption: no document tells the hardware's.
+/// These are assumptions: no document tells the hardware's times.
 impl Default for Delays {
     fn default() -> Self {
-        Self { flush: 5_000 }
+        Self {
+            flush: 5_000,
+            run_list: 10_000,
+        }
     }
 }
 
@@ -77,6 +82,8 @@ struct Engines {
     /// The address in VRAM that BAR 0's window shows.
     base: u64,
     flushes: Flushes,
+    /// The run list that has not taken effect yet, and when it will.
+    run_list: Option<(RunList, u64)>,
     delays: Delays,
     /// Current time in nanoseconds.
     now: u64,
@@ -98,6 +105,7 @@ impl Gpu {
                 window: None,
                 base: 0,
                 flushes: Flushes::new(delays.flush),
+                run_list: None,
                 delays,
                 now,
             },
@@ -114,6 +122,7 @@ impl Gpu {
         engines.window = None;
         engines.base = 0;
         engines.flushes = Flushes::new(engines.delays.flush);
+        engines.run_list = None;
         engines.memory.forget(&[ALL]);
         engines.follow();
     }
@@ -168,20 +177,20 @@ impl Gpu {
 
     /// Reads the register at `at`.
     pub fn read_register(&mut self, at: u32, now: u64) -> u32 {
-        self.engines.catch_up(now);
+        self.catch_up(now);
         self.registers.read(at, now, &mut self.engines)
     }
 
     /// Writes the register at `at`.
     pub fn write_register(&mut self, at: u32, value: u32, now: u64) {
-        self.engines.catch_up(now);
+        self.catch_up(now);
         self.registers.write(at, value, now, &mut self.engines);
         self.report();
     }
 
     /// Reads through a BAR; returns all ones where it maps nothing.
     pub fn read_bar(&mut self, bar: Bar, at: u64, data: &mut [u8], now: u64) {
-        self.engines.catch_up(now);
+        self.catch_up(now);
         let engines = &self.engines;
         let (view, unit) = engines.view(bar);
         if let Err(bad) = view.read(&engines.memory, at, data) {
@@ -193,8 +202,8 @@ impl Gpu {
     /// Writes through a BAR; the write is dropped where it maps nothing. Returns whether this was a
     /// submission to a channel.
     pub fn write_bar(&mut self, bar: Bar, at: u64, data: &[u8], now: u64) -> bool {
+        self.catch_up(now);
         let engines = &mut self.engines;
-        engines.catch_up(now);
         let (view, unit) = engines.view(bar);
         if let Err(bad) = view.write(&engines.memory, at, data) {
             self.bar_fault(bar, unit, bad);
@@ -222,17 +231,26 @@ impl Gpu {
 
     /// Runs one slice of work.
     pub fn work(&mut self, now: u64) -> Next {
+        self.catch_up(now);
         let engines = &mut self.engines;
-        engines.catch_up(now);
         let left = engines.fifo.run(&engines.memory, now);
+        let poll = (left == Left::Waiting).then_some(now + POLL);
+        let list = engines.run_list.map(|(_, end)| end);
         self.report();
-        let alarm = self.registers.next_alarm();
-        match (left, alarm) {
+        let events = [poll, list, self.registers.next_alarm()];
+        match (left, events.into_iter().flatten().min()) {
             (Left::More, _) => Next::Now,
-            (Left::Waiting, None) => Next::At(now + POLL),
-            (Left::Waiting, Some(alarm)) => Next::At(alarm.min(now + POLL)),
-            (Left::Nothing, Some(alarm)) => Next::At(alarm),
-            (Left::Nothing, None) => Next::Never,
+            (_, Some(at)) => Next::At(at),
+            (_, None) => Next::Never,
+        }
+    }
+
+    /// Does what requests have come to by now.
+    fn catch_up(&mut self, now: u64) {
+        self.engines.now = now;
+        self.engines.finish_flushes();
+        if self.engines.finish_run_list() {
+            self.registers.run_list_done();
         }
     }
 
@@ -261,10 +279,8 @@ impl Engines {
         }
     }
 
-    /// Does what requests have come to by now.
-    fn catch_up(&mut self, now: u64) {
-        self.now = now;
-        let finished = self.flushes.finished(now);
+    fn finish_flushes(&mut self) {
+        let finished = self.flushes.finished(self.now);
         if finished.is_empty() {
             return;
         }
@@ -273,6 +289,18 @@ impl Engines {
         let covers = |flush: &Flush| flush.directory.is_none() || flush.directory == directory;
         if directory.is_some() && finished.iter().any(covers) {
             self.follow();
+        }
+    }
+
+    /// Returns whether a new run list has taken effect.
+    fn finish_run_list(&mut self) -> bool {
+        let is_over = |(_, end): &mut (RunList, u64)| *end <= self.now;
+        match self.run_list.take_if(is_over) {
+            Some((list, _)) => {
+                self.fifo.list(list, &self.memory);
+                true
+            }
+            None => false,
         }
     }
 
@@ -341,7 +369,16 @@ impl Effects for Engines {
     }
 
     fn run_list(&mut self, list: RunList) {
-        self.fifo.list(list, &self.memory);
+        if self.run_list.is_some() {
+            warn!("a run list is lost: an earlier one has not taken effect yet");
+            return;
+        }
+        // It is read at the end, so its memory must stay as it is until then.
+        self.run_list = Some((list, self.now.saturating_add(self.delays.run_list)));
+    }
+
+    fn has_pending_run_list(&self) -> bool {
+        self.run_list.is_some()
     }
 
     fn kick(&mut self, channel: u8) {

@@ -102,13 +102,21 @@ impl Driver {
             (0x00_3028, 3 << 30 | (INSTANCE / PAGE) as u32),
             (0x00_302c, 0x1f_0001),
             (0x00_2270, (RUN_LIST / PAGE) as u32),
-            (0x00_2274, 0x1f0_0001),
-            (0x00_2a00, 1 << 28),
         ];
         for (at, value) in writes {
             driver.write(at, value);
         }
+        driver.list(1);
         driver
+    }
+
+    /// Sets the run list, with this number of channels, and waits until it has taken effect.
+    fn list(&mut self, count: u32) {
+        self.write(0x00_2274, 0x1f0_0000 | count);
+        while self.read(0x00_227c) & 1 << 20 != 0 {
+            self.now += 1000;
+        }
+        self.write(0x00_2a00, 1 << 28);
     }
 
     fn page(&mut self, page: u64, target: Target, read_only: bool) {
@@ -344,7 +352,7 @@ fn a_channel_that_leaves_the_table_goes_on_at_another_number() {
         driver.set(RUN_LIST, &number.to_le_bytes());
         driver.write(0x00_3000 + number * 8, 3 << 30 | (INSTANCE / PAGE) as u32);
         driver.write(0x00_3004 + number * 8, 0x1f_0001);
-        driver.write(0x00_2274, 0x1f0_0001);
+        driver.list(1);
     };
     leaves(&mut driver, 5);
     driver.set(DATA, &6_u32.to_le_bytes());
@@ -510,6 +518,30 @@ fn a_flush_without_room_is_lost() {
     assert_eq!(driver.read(TRANSLATIONS) >> 16, 0);
     driver.now += 255 * 5_000;
     assert_eq!(driver.read(TRANSLATIONS), ROOM);
+}
+
+#[test]
+fn a_run_list_takes_effect_later_and_tells_so() {
+    let mut driver = Driver::new(false);
+    let mut next = 0;
+    // Whether the channel runs.
+    let mut runs = |driver: &mut Driver| {
+        next += 1;
+        driver.submit(&semaphore(DATA, next, 2 | 1 << 24));
+        driver.work(3);
+        driver.word(DATA) == next
+    };
+    let is_pending = |driver: &mut Driver| driver.read(0x00_227c) & 1 << 20 != 0;
+    let interrupts = |driver: &mut Driver| driver.read(0x00_2100) & 1 << 30 != 0;
+    driver.write(0x00_2274, 0x1f0_0000);
+    assert!(runs(&mut driver) && is_pending(&mut driver) && !interrupts(&mut driver));
+    // Another one at the same time is lost.
+    driver.write(0x00_2274, 0x1f0_0001);
+    driver.now += 10_000;
+    assert!(interrupts(&mut driver) && !is_pending(&mut driver));
+    assert!(!runs(&mut driver));
+    driver.list(1);
+    assert!(runs(&mut driver));
 }
 
 #[test]

@@ -200,7 +200,7 @@ impl Interrupts {
         summaries.any(|(armed, mask)| *armed && pending & mask != 0)
     }
 
-    /// A new run list has been read.
+    /// A new run list has taken effect.
     pub(super) fn run_list_done(&mut self) {
         self.run_list |= RUN_LIST_DONE;
     }

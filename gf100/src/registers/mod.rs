@@ -44,6 +44,9 @@ const COPY0: u32 = 4;
 pub const BAR_FLUSH: u32 = 0x07_0000;
 /// See [`BAR_FLUSH`].
 pub const BAR_FLUSHING: u32 = 1 << 1;
+/// Status of the run list, and its bit that says that a new one has not taken effect yet.
+const RUN_LIST_STATUS: u32 = 0x00_227c;
+const RUN_LIST_PENDING: u32 = 1 << 20;
 /// Status of TLB requests.
 pub const TRANSLATIONS: u32 = 0x10_0c80;
 /// Its value when all are done. Bits 23:16 are the number of further requests for which there is room.
@@ -146,8 +149,10 @@ pub trait Effects {
     fn user_window(&mut self, window: Option<Window>);
     /// An entry of the channel table was written; `channel` is less than [`CHANNELS`].
     fn channel(&mut self, channel: u8, entry: ChannelEntry);
-    /// There is a new list of channels that may run. It must be read before this returns.
+    /// There is a new list of channels that may run.
     fn run_list(&mut self, list: RunList);
+    /// Whether a run list has not taken effect yet. If so, [`Registers::run_list_done`] is called when it has.
+    fn has_pending_run_list(&self) -> bool;
     /// Removes a channel from the engines. Its state must be in its instance block when this
     /// returns.
     fn kick(&mut self, channel: u8);
@@ -204,8 +209,10 @@ impl Registers {
             0x40_4170 => self.file.read(at).unwrap_or(0) & !0x10,
             // Three command fetch units (PBDMAs).
             0x00_2204 => self.file.read(at).unwrap_or(0) & 7,
-            // A change of the run list is done.
-            0x00_227c => self.file.read(at).unwrap_or(0) & !(1 << 20),
+            RUN_LIST_STATUS => {
+                let status = self.file.read(at).unwrap_or(0) & !RUN_LIST_PENDING;
+                status | (u32::from(effects.has_pending_run_list()) * RUN_LIST_PENDING)
+            }
             prom::START..prom::END => prom::word(&self.rom, at - prom::START),
             WINDOW..WINDOW_END => {
                 let base = self.window_base();
@@ -312,6 +319,13 @@ impl Registers {
             };
             effects.run_list(list);
         }
+        if !effects.has_pending_run_list() {
+            self.run_list_done();
+        }
+    }
+
+    /// Reports that the new run list has taken effect.
+    pub fn run_list_done(&mut self) {
         self.interrupts.run_list_done();
     }
 

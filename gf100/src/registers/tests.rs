@@ -31,6 +31,9 @@ impl Effects for Seen {
     fn pending_flushes(&self) -> u8 {
         0
     }
+    fn has_pending_run_list(&self) -> bool {
+        false
+    }
     fn bar_flush(&mut self) {
         self.calls.push("bar flush".to_owned());
     }

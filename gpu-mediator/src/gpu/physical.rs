@@ -283,10 +283,14 @@ impl Physical {
         self.set(0x00_2634, channel.into())
     }
 
-    /// Sets a new run list.
+    /// Sets a new run list, and waits until it has taken effect. Its memory may be written again then.
     pub fn run_list(&mut self, at: PhysPage, count: u32) -> Result<(), Failure> {
-        self.set(0x00_2270, at.0)?;
-        self.set(0x00_2274, 0x01f0_0000 | count & 0xfff)
+        self.post(BAR0, 0x00_2270, &at.0.to_le_bytes())?;
+        let count = 0x01f0_0000 | count & 0xfff;
+        self.post(BAR0, 0x00_2274, &count.to_le_bytes())?;
+        self.wait("a change of its run list", 0x00_227c, |status| {
+            status & 1 << 20 == 0
+        })
     }
 
     fn map(&mut self, file: &File, offset: u64, address: u64, len: u64) -> Result<(), Failure> {

@@ -1110,7 +1110,10 @@ fn tables_that_come_and_go_end_no_space_for_want_of_a_flush() {
 }
 
 /// Longer than it takes to submit, and to run what was submitted.
-const SLOW: Delays = Delays { flush: 50_000_000 };
+const SLOW: Delays = Delays {
+    flush: 50_000_000,
+    run_list: 50_000_000,
+};
 
 #[test]
 fn a_page_that_is_mapped_elsewhere_is_never_used_where_it_was() {
@@ -1141,10 +1144,40 @@ fn a_page_that_is_mapped_elsewhere_is_never_used_where_it_was() {
 
 #[test]
 fn a_gpu_that_does_not_finish_a_flush_is_lost() {
-    let delays = Delays { flush: u64::MAX };
+    let delays = Delays {
+        flush: u64::MAX,
+        ..Delays::default()
+    };
     let mut mediator = gpu_with("hang", Name::Fair, LONG, delays);
     let guest = Guest::new(&mut mediator);
     guest.submit(&mut mediator, 1, 0, &release(VRAM_VA, 1));
     let failure = mediator.tick(Moment::now()).expect_err("it never ends");
     assert!(matches!(failure, Failure::Hangs(_)), "{failure}");
+}
+
+#[test]
+fn each_new_channel_runs_however_long_a_run_list_takes() {
+    let delays = Delays {
+        run_list: SLOW.run_list,
+        ..Delays::default()
+    };
+    let mut mediator = gpu_with("lists", Name::Fair, LONG, delays);
+    let guest = Guest::new(&mut mediator);
+    for channel in 1..=4 {
+        if channel > 1 {
+            guest.bind(&mut mediator, channel).expect("there is one");
+        }
+        let at = u64::from(channel) * 64;
+        let words = release(RAM_VA + at, channel.into());
+        guest.submit(&mut mediator, channel, at, &words);
+        // It gets its place.
+        mediator.tick(Moment::now()).expect("the GPU is there");
+    }
+    for channel in [4, 3, 2, 1] {
+        let start = Instant::now();
+        while read(&guest.ram, channel * 64) != channel as u32 {
+            assert!(start.elapsed() < Duration::from_secs(20), "{channel}");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+    }
 }

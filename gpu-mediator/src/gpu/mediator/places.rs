@@ -51,10 +51,15 @@ impl Mediator {
             .map(|(number, channel)| (channel.used, *number))
             .collect();
         needy.sort_unstable();
+        let mut placed = false;
         for (_, number) in needy {
             if !self.place(turn.vm, number)? {
                 break;
             }
+            placed = true;
+        }
+        if placed {
+            self.write_list()?;
         }
         let Some(vm) = self.vms.get_mut(&turn.vm) else {
             return Ok(());
@@ -80,7 +85,7 @@ impl Mediator {
         Ok(())
     }
 
-    /// Gives a channel a place. Returns whether there was one.
+    /// Gives a channel a place. Returns whether there was one. The run list must be written then.
     fn place(&mut self, id: u32, number: u8) -> Result<bool, Failure> {
         let Some(vm) = self.vms.get(&id) else {
             return Ok(false);
@@ -118,7 +123,6 @@ impl Mediator {
         channel.used = self.uses;
         self.owners[at] = Some((id, number));
         self.gpu.channel(physical, Some(channel.instance), true)?;
-        self.write_list()?;
         Ok(true)
     }
 
