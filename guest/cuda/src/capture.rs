@@ -29,8 +29,9 @@ use crate::{
     paged, turns,
 };
 
-/// The streams in which this process has begun captures that have not ended, and the context of each.
-static BEGUN: Mutex<Option<HashMap<u64, u64>>> = Mutex::new(None);
+/// The streams in which this process has begun captures that have not ended, by number (a handle may mean another stream
+/// in each thread), and the context of each.
+static BEGUN: Mutex<Option<HashMap<u32, u64>>> = Mutex::new(None);
 /// Their number.
 static CAPTURES: AtomicUsize = AtomicUsize::new(0);
 
@@ -39,9 +40,16 @@ pub fn captures() -> bool {
     CAPTURES.load(Ordering::Relaxed) > 0
 }
 
-fn begun(stream: u64) {
+/// The stream that a handle means in this thread.
+fn number(stream: CUstream) -> Outcome<u32> {
+    connected()?;
+    handles::valid(Kind::Stream, stream as u64)
+}
+
+fn begun(stream: u32) {
     let current = context::top().unwrap_or(0);
-    let context = turns::context_of(stream, current).unwrap_or(current);
+    let handle = handles::handle(Kind::Stream, stream);
+    let context = turns::context_of(handle, current).unwrap_or(current);
     let mut all = BEGUN.lock_unpoisoned();
     let all = all.get_or_insert_default();
     all.insert(stream, context);
@@ -50,7 +58,7 @@ fn begun(stream: u64) {
 
 /// Records that the capture which was begun in this stream, if any, is over, with or without a
 /// graph.
-fn over(stream: u64) {
+fn over(stream: u32) {
     forget(stream);
     let mut all = BEGUN.lock_unpoisoned();
     let Some(all) = all.as_mut() else { return };
@@ -66,14 +74,15 @@ fn over(stream: u64) {
 pub fn forget_context(context: u64) {
     let begun = BEGUN.lock_unpoisoned();
     let own = begun.iter().flatten().filter(|(_, of)| **of == context);
-    let own: Vec<u64> = own.map(|(stream, _)| *stream).collect();
+    let own: Vec<u32> = own.map(|(stream, _)| *stream).collect();
     drop(begun);
     own.into_iter().for_each(over);
 }
 
 /// Whether a stream is being captured, according to the worker.
-fn asked(stream: u64) -> bool {
+fn asked(stream: u32) -> bool {
     let mut status = 0u32;
+    let stream = handles::handle(Kind::Stream, stream);
     // SAFETY: the pointer is to a local.
     let asked = unsafe { forward("cuStreamIsCapturing", &[stream, &raw mut status as u64]) };
     asked.is_ok() && status != 0
@@ -85,7 +94,7 @@ pub fn capturing(link: &Link, _context: u32, stream: u32) -> bool {
     if !captures() || stream == 0 {
         return false;
     }
-    asked(handles::handle(Kind::Stream, stream))
+    asked(stream)
 }
 
 /// Has the worker submit something to a stream. Its result is waited for if the stream is being captured: a call that the
@@ -103,10 +112,9 @@ pub fn submit<C: Call<Answer = ()>>(link: &Link, context: u32, stream: u32, call
 /// The state of a stream's capture.
 ///
 /// # Errors
-/// The stream is invalid; the driver's.
-pub fn state(link: &Link, stream: u64) -> Outcome<Captured> {
+/// The driver's.
+pub fn state(link: &Link, stream: u32) -> Outcome<Captured> {
     let context = context::need()?;
-    let stream = handles::valid(Kind::Stream, stream)?;
     link.ask(&CaptureInfo { context, stream })
 }
 
@@ -119,8 +127,8 @@ struct Told {
     edges: Box<[u8]>,
 }
 
-/// By stream handle. Valid until the program asks again or the capture ends.
-static TOLD: Mutex<Option<HashMap<u64, Told>>> = Mutex::new(None);
+/// By stream. Valid until the program asks again or the capture ends.
+static TOLD: Mutex<Option<HashMap<u32, Told>>> = Mutex::new(None);
 
 /// Pointers for the results that a program wants of a capture query, or null.
 struct Wanted {
@@ -143,7 +151,8 @@ impl Wanted {
                 let none = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
                 return put(self.status, none);
             }
-            let known = state(link, stream as u64)?;
+            let stream = number(stream)?;
+            let known = state(link, stream)?;
             let status = CUstreamCaptureStatus_enum(known.status);
             put(self.status, status)?;
             if status != CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE {
@@ -178,13 +187,13 @@ impl Wanted {
             offer(self.nodes, told.nodes.as_ptr().cast());
             offer(self.edges, edges.cast());
             let mut all = TOLD.lock_unpoisoned();
-            all.get_or_insert_default().insert(stream as u64, told);
+            all.get_or_insert_default().insert(stream, told);
         }
         Ok(())
     }
 }
 
-fn forget(stream: u64) {
+fn forget(stream: u32) {
     if let Some(all) = TOLD.lock_unpoisoned().as_mut() {
         all.remove(&stream);
     }
@@ -196,8 +205,9 @@ entry_points! {
         // calling thread.
         let _ = mode;
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
+        let stream = number(hStream)?;
         forward("cuStreamBeginCapture_v2", &[hStream as u64, relaxed.into()])?;
-        begun(hStream as u64);
+        begun(stream);
         Ok(())
     }
 
@@ -211,6 +221,7 @@ entry_points! {
     ) {
         let _ = mode;
         let relaxed = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED.0;
+        let stream = number(hStream)?;
         forward("cuStreamBeginCaptureToGraph", &[
             hStream as u64,
             hGraph as u64,
@@ -219,8 +230,8 @@ entry_points! {
             numDependencies as u64,
             relaxed.into(),
         ])?;
-        begun(hStream as u64);
-        paged::captures_to(hStream as u64, handles::valid(Kind::Graph, hGraph as u64)?)
+        begun(stream);
+        paged::captures_to(stream, handles::valid(Kind::Graph, hGraph as u64)?)
     }
 
     // Libraries ask this before much of what they do. The worker is only asked while anything is
@@ -236,7 +247,8 @@ entry_points! {
     }
 
     fn cuStreamEndCapture(hStream: CUstream, phGraph: *mut CUgraph) {
-        let ended = paged::end(hStream as u64, || {
+        let stream = number(hStream)?;
+        let ended = paged::end(stream, || {
             // A caller that captures to an existing graph need not be told which one.
             let mut graph = 0u64;
             forward("cuStreamEndCapture", &[hStream as u64, &raw mut graph as u64])?;
@@ -246,16 +258,17 @@ entry_points! {
         });
         // An invalid capture ends without a graph. A capture that another stream has begun
         // continues.
-        if ended.is_ok() || !asked(hStream as u64) {
-            over(hStream as u64);
+        if ended.is_ok() || !asked(stream) {
+            over(stream);
         }
         ended
     }
 
     // Destroying a stream ends the capture that was begun in it.
     fn cuStreamDestroy_v2(hStream: CUstream) {
+        let stream = number(hStream)?;
         forward("cuStreamDestroy_v2", &[hStream as u64])?;
-        over(hStream as u64);
+        over(stream);
         Ok(())
     }
 

@@ -117,7 +117,6 @@ fn write(link: &Link, order: Order, to: u64, from: *const u8, size: usize) -> Ou
         };
     }
     if capturing(link, context, stream) {
-        let stream = handles::handle(Kind::Stream, stream);
         let ask = |place| link.ask(&call(to, place));
         return paged::captured(stream, flat(from as u64, size), false, ask);
     }
@@ -195,7 +194,6 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
         };
     }
     if capturing(link, context, stream) {
-        let stream = handles::handle(Kind::Stream, stream);
         let ask = |place| link.ask(&call(from, place));
         return paged::captured(stream, flat(to as u64, size), true, ask);
     }

@@ -201,7 +201,7 @@ struct All {
     /// Captures to such graphs.
     to_bodies: HashSet<u64>,
     /// The captures of streams that have copied or called. An invalidated capture no longer reports its number.
-    streams: HashMap<u64, u64>,
+    streams: HashMap<u32, u64>,
     /// The graphs whose nodes executable graphs have: those that they were last instantiated from or updated to.
     made_of: HashMap<u32, u32>,
 }
@@ -566,12 +566,12 @@ pub fn forget(graph: u32) {
 }
 
 /// The number of the capture that a stream takes part in.
-fn capture(stream: u64) -> Outcome<u64> {
+fn capture(stream: u32) -> Outcome<u64> {
     Ok(capture::state(connected()?, stream)?.id)
 }
 
 /// The node that was last captured from a stream, or 0 if there is not exactly one or it is unknown.
-fn captured_last(stream: u64) -> u32 {
+fn captured_last(stream: u32) -> u32 {
     let state = connected().and_then(|link| capture::state(link, stream));
     match state.as_ref().map(|state| &state.after[..]) {
         Ok([node]) => *node,
@@ -583,7 +583,7 @@ fn captured_last(stream: u64) -> u32 {
 ///
 /// # Errors
 /// The stream is not being captured.
-pub fn captures_to(stream: u64, graph: u32) -> Outcome {
+pub fn captures_to(stream: u32, graph: u32) -> Outcome {
     let is_body = |all: &All| all.bodies.contains_key(&graph);
     if !all().is_some_and(|all| all.as_ref().is_some_and(is_body)) {
         return Ok(());
@@ -601,7 +601,7 @@ pub fn captures_to(stream: u64, graph: u32) -> Outcome {
 /// # Errors
 /// The stream is not being captured, or is captured to a conditional node's graph; the error of `ask`.
 pub fn captured(
-    stream: u64,
+    stream: u32,
     rows: Rows,
     to_host: bool,
     ask: impl Fn(WindowRange) -> Outcome,
@@ -635,7 +635,7 @@ pub fn captured(
 ///
 /// # Errors
 /// The stream is not being captured; the error of `ask`.
-pub fn captured_call(stream: u64, function: u64, ask: impl FnOnce() -> Outcome) -> Outcome {
+pub fn captured_call(stream: u32, function: u64, ask: impl FnOnce() -> Outcome) -> Outcome {
     let id = capture(stream)?;
     ask()?;
     let node = captured_last(stream);
@@ -681,7 +681,7 @@ pub fn calls_instead(executable: u32, call: Call) {
 ///
 /// # Errors
 /// The error of `end`.
-pub fn end(stream: u64, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
+pub fn end(stream: u32, end: impl FnOnce() -> Outcome<u32>) -> Outcome {
     let id = match all() {
         Some(_) => capture(stream).ok(),
         None => None,
@@ -760,7 +760,7 @@ pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcom
     let number = handles::valid(Kind::Stream, stream as u64)?;
     if capturing(link, context::need()?, number) {
         return match copies.is_empty() {
-            true => launch_captured(stream as u64, calls, launch),
+            true => launch_captured(number, calls, launch),
             false => Err(codes::NOT_SUPPORTED),
         };
     }
@@ -775,7 +775,7 @@ pub fn launch(executable: u32, stream: CUstream, launch: impl FnOnce() -> Outcom
 /// Launches an executable graph that calls functions into a stream that is being captured. The functions become those
 /// of a child of the resulting graph.
 fn launch_captured(
-    stream: u64,
+    stream: u32,
     mut functions: Vec<Call>,
     launch: impl FnOnce() -> Outcome,
 ) -> Outcome {

@@ -159,7 +159,7 @@ fn captured_function(
             turn: FunctionTurn::Intact(),
         })
     };
-    let captured = paged::captured_call(handles::handle(Kind::Stream, stream), number, ask);
+    let captured = paged::captured_call(stream, number, ask);
     captured.inspect_err(|_| link.cancel_callback(number))
 }
 

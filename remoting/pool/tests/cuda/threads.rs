@@ -250,6 +250,60 @@ fn threads_that_end_leave_their_own_streams_to_others() {
     assert!(streams.len() < 10, "{}", streams.len());
 }
 
+#[test]
+fn captures_of_threads_own_streams_end_one_by_one() {
+    let own = context();
+    let current = own.handle() as u64;
+    // More than one page each, so that each has a place of its own.
+    let bytes = 64 << 10;
+    let to = [(); 3].map(|()| device(&vec![0u8; bytes]));
+    let mut from = [(); 3].map(|()| vec![1u8; bytes]);
+    let stream = || 2 as CUstream;
+    let begin = || {
+        let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
+        ok!(cuStreamBeginCapture_v2(stream(), mode));
+    };
+    let copy = |index: usize, from: &[u8]| {
+        let from = from.as_ptr().cast();
+        ok!(cuMemcpyHtoDAsync_v2(to[index], from, bytes, stream()));
+    };
+    let end = || {
+        let (mut graph, mut executable) = (null_mut(), null_mut());
+        ok!(cuStreamEndCapture(stream(), &mut graph));
+        ok!(cuGraphInstantiateWithFlags(&mut executable, graph, 0));
+        executable as u64
+    };
+    begin();
+    copy(0, &from[0]);
+    let other = thread::scope(|scope| {
+        let other = scope.spawn(|| {
+            ok!(cuCtxSetCurrent(current as CUcontext));
+            begin();
+            copy(2, &from[2]);
+            end()
+        });
+        other.join().unwrap()
+    });
+    let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    ok!(cuStreamIsCapturing(stream(), &mut status));
+    let active = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE;
+    assert_eq!(status, active);
+    copy(1, &from[1]);
+    let mine = end();
+    // Both read what is there at the launch.
+    for (value, one) in (7..).zip(&mut from) {
+        one.fill(value);
+    }
+    for executable in [mine, other] {
+        ok!(cuGraphLaunch(executable as CUgraphExec, null_mut()));
+    }
+    ok!(cuCtxSynchronize());
+    for (to, from) in to.into_iter().zip(from) {
+        assert!(crate::driver::values::<u8>(to, bytes) == from);
+        ok!(cuMemFree_v2(to));
+    }
+}
+
 /// Reads memory when its thread ends.
 struct Late(CUdeviceptr, mpsc::Sender<u32>);
 
