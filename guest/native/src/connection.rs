@@ -7,6 +7,8 @@ use std::{
         fd::{AsRawFd, FromRawFd, OwnedFd, RawFd},
         unix::ffi::OsStrExt,
     },
+    thread,
+    time::{Duration, Instant},
 };
 
 use nvidia_abi::{
@@ -19,6 +21,10 @@ use crate::mappings::SliceFile;
 const DEFAULT_SOCKET: &[u8] = b"/run/gantry/nvidia.sock";
 /// Descriptors of this library lie above those that programs expect to get.
 const LOWEST: RawFd = 900;
+
+/// For how long an answer is looked for before the thread sleeps. Most calls take a few microseconds, and in a virtual
+/// machine waking a processor takes longer.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// Room for the control message with one descriptor, aligned as the kernel wants it.
 #[repr(align(8))]
@@ -242,7 +248,9 @@ fn receive(
     message.msg_control = space.as_mut_ptr().cast();
     // SAFETY: it computes a size, which is at most that of the space.
     message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as usize;
-    let flags = if cloexec { libc::MSG_CMSG_CLOEXEC } else { 0 };
+    let kept = if cloexec { libc::MSG_CMSG_CLOEXEC } else { 0 };
+    let asleep = Instant::now() + AWAKE;
+    let mut flags = kept | libc::MSG_DONTWAIT;
     let received = loop {
         // SAFETY: the message refers to the packet and the space.
         let received = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, flags) };
@@ -250,8 +258,17 @@ fn receive(
             break received.cast_unsigned();
         }
         let error = last();
-        if error.kind() != io::ErrorKind::Interrupted {
-            return Err(error);
+        match error.kind() {
+            io::ErrorKind::Interrupted => {}
+            io::ErrorKind::WouldBlock if flags != kept => {
+                if Instant::now() < asleep {
+                    // Perhaps the worker waits for this processor.
+                    thread::yield_now();
+                } else {
+                    flags = kept;
+                }
+            }
+            _ => return Err(error),
         }
     };
     // SAFETY: the kernel has filled the space as the message says.

@@ -7,7 +7,7 @@ use std::{
     os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::Arc,
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base::{Unpoisoned, socket::has_unread};
@@ -34,6 +34,10 @@ const MOST_FILES: usize = 1024;
 /// How long an answer waits for files on their way to other programs to be read, and how often it tries.
 const MOST_WAIT: Duration = Duration::from_secs(10);
 const RETRY: Duration = Duration::from_millis(10);
+
+/// For how long the worker looks for the next request before it sleeps. A program that starts makes its calls one close
+/// after the other, and in a virtual machine waking a processor takes longer than most of them.
+const AWAKE: Duration = Duration::from_micros(50);
 
 /// A failed request: an error number.
 pub type Errno = i32;
@@ -414,15 +418,20 @@ pub fn errno(error: io::Error) -> Errno {
 fn receive(connection: &OwnedFd, packet: &mut [u8]) -> io::Result<(usize, Vec<OwnedFd>)> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
     let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+    let asleep = Instant::now() + AWAKE;
+    let mut flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::DONTWAIT;
     let received = loop {
         let mut vectors = [IoSliceMut::new(packet)];
-        match recvmsg(
-            connection,
-            &mut vectors,
-            &mut ancillary,
-            RecvFlags::CMSG_CLOEXEC,
-        ) {
+        match recvmsg(connection, &mut vectors, &mut ancillary, flags) {
             Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) if flags.contains(RecvFlags::DONTWAIT) => {
+                if Instant::now() < asleep {
+                    // Perhaps the program waits for this processor.
+                    thread::yield_now();
+                } else {
+                    flags.remove(RecvFlags::DONTWAIT);
+                }
+            }
             result => break result?,
         }
     };
