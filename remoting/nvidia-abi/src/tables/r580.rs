@@ -160,6 +160,8 @@ pub const CONTROLS: &[Block] = &[
     // What has stopped multiprocessors: read when a context fails.
     block(0x83de_030c, 4824, &[object(0)]),
     block(0x906f_0101, 16, &[object(0)]),
+    // A channel of a context that has failed is reset.
+    plain(0x906f_0102, 12),
     plain(0x90e6_0102, 8),
     plain(0x90e7_0113, 16),
     plain(0xa06c_0101, 3),
