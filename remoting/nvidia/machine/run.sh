@@ -23,6 +23,9 @@
 #   suspensions  the same amid training, $SUSPENSIONS times (20), each time with another worker
 #   moves     the same, $MOVES times (10), with workers of two GPUs by turns
 #   gpus      two GPUs: peer copies, NCCL, a model trained by both
+#   figures   what calls, copies and PyTorch's steps take, $TURNS times (7) by turns: a table of medians
+#   checkpoint  how long programs with 1, 8 and 32 GiB of device memory are suspended and resumed, by gantry-checkpoint natively
+#             and in a native context, and by $CUDA_CHECKPOINT, NVIDIA's program, if that is given
 #   some      the last of several GPUs alone, by gantry-nvidia --gpu
 set -u
 here=$(dirname "$(realpath "$0")")
@@ -33,7 +36,7 @@ shift 2
 parts=${*:-drv rt smi torch jax two kill files context}
 work=$(mktemp -d)
 chmod 755 "$work"
-cp "$here"/*.* "$binaries"/{gantry-nvidia,gantry-checkpoint,libgantry_nvidia_preload.so} "$work"
+cp -r "$here"/*.* "$here/guest" "$binaries"/{gantry-nvidia,gantry-checkpoint,libgantry_nvidia_preload.so} "$work"
 cd "$work" || exit 1
 export PATH=$PATH:/usr/local/cuda/bin XLA_PYTHON_CLIENT_PREALLOCATE=false
 export XLA_FLAGS='--xla_gpu_deterministic_ops=true --xla_gpu_autotune_level=0'
@@ -63,6 +66,9 @@ both() {
   fi
   for side in native worker; do sed -n "s/^TIME/  $side:/p" "$out/$name.$side.err"; done
 }
+
+# Seconds of processors that the worker and its children took.
+processor_time() { cat /proc/$worker/stat /proc/$worker/task/*/children 2>/dev/null | awk -v tick="$(getconf CLK_TCK)" 'NR == 1 { print ($14 + $15 + $16 + $17) / tick }'; }
 
 # NAME COUNT [GPU...]: a program is suspended amid training, each time its worker is killed, and another one is started, for
 # the next of these GPUs.
@@ -192,6 +198,43 @@ for part in $parts; do
     managed)
       gcc -O1 -w -o managed managed.c -ldl
       both managed ./managed
+      ;;
+    figures)
+      gcc -O1 -w -o figures guest/programs/figures.c -ldl
+      mkdir -p "$out/figures"
+      for turn in $(seq "${TURNS:-7}"); do
+        for side in native worker; do
+          for program in './figures 1024' 'python3 speed.py'; do
+            before=$(processor_time)
+            $([ $side = native ] || echo through) timeout 150 $program 2>>"$out/figures.err" || echo "figures: $program failed" >&2
+            [ "$program" = './figures 1024' ] || echo "figure processor-time-of-worker $(echo "$(processor_time) $before" | awk '{ print $1 - $2, 0 }') s"
+          done | sed -n 's/^figure \([^ ]*\) \([^ ]*\) \([^ ]*\) \(.*\)/\1 \2 \4\n\1-P99 \3 \4/p' >"$out/figures/$side.$turn"
+        done
+      done
+      awk -v names='native worker' -f "$here/../../medians.awk" "$out"/figures/* | tee "$out/figures.md"
+      ;;
+    checkpoint)
+      for gib in ${GIB:-1 1 1 8 8 8 32}; do
+        for way in native worker theirs; do
+          [ $way != theirs ] || [ -n "${CUDA_CHECKPOINT:-}" ] || continue
+          rm -f "$out/go" "$out/ready"
+          side=$([ $way != worker ] || echo through)
+          $side timeout 200 python3 held.py "$out/ready" "$out/go" "$gib" >"$out/held" 2>>"$out/held.err" &
+          program=$!
+          for _ in $(seq 600); do [ -e "$out/ready" ] || ! kill -0 $program 2>/dev/null && break; sleep .1; done
+          process=$(cat "$out/ready")
+          begin=$(date +%s.%N)
+          if [ $way = theirs ]; then "$CUDA_CHECKPOINT" --toggle --pid "$process"; else $side ./gantry-checkpoint suspend "$process" >>"$out/checkpoint.txt" 2>&1; fi
+          middle=$(date +%s.%N)
+          used=$(nvidia-smi --query-gpu=memory.used --format=csv,noheader)
+          later=$(date +%s.%N)
+          if [ $way = theirs ]; then "$CUDA_CHECKPOINT" --toggle --pid "$process"; else $side ./gantry-checkpoint resume "$process" >>"$out/checkpoint.txt" 2>&1; fi
+          end=$(date +%s.%N)
+          : >"$out/go"
+          wait $program
+          echo "$way $gib GiB: suspended in $(echo "$middle $begin" | awk '{ printf "%.2f", $1 - $2 }') s, $used, resumed in $(echo "$end $later" | awk '{ printf "%.2f", $1 - $2 }') s, exit code $?, $(cat "$out/held")"
+        done
+      done
       ;;
     gpus) both gpus python3 two_gpus.py ;;
     some)
