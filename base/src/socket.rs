@@ -18,7 +18,7 @@ use std::{
 };
 
 /// Maximum number of files in a message.
-const MOST_FILES: usize = 4;
+const MOST_FILES: usize = 8;
 /// Size, in 64-bit words, of the control message for [`MOST_FILES`] files.
 const CONTROL: usize = 6;
 
@@ -310,7 +310,7 @@ fn peer(connection: impl AsFd) -> io::Result<libc::ucred> {
     }
 }
 
-/// Sends bytes together with at most four files.
+/// Sends bytes together with at most eight files.
 pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::Result<()> {
     if files.len() > MOST_FILES {
         return Err(io::ErrorKind::InvalidInput.into());
@@ -323,7 +323,7 @@ pub fn send(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) -> io::
     };
     let mut space = [0u64; CONTROL];
     // SAFETY: all pointers are to locals that outlive the call, and `space` (aligned for a
-    // `cmsghdr`) has room for its 16 bytes and four descriptors.
+    // `cmsghdr`) has room for its 16 bytes and eight descriptors.
     let sent = unsafe {
         let mut message: libc::msghdr = mem::zeroed();
         message.msg_iov = &raw mut vector;

@@ -27,6 +27,7 @@ pub use gpu;
 pub use legacy;
 pub use pci;
 pub use vfio;
+pub use vhost_user;
 pub use virtio;
 
 /// The other side of a device, for tests and fuzz targets: a VM without KVM, and a driver without a

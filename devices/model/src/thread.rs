@@ -35,6 +35,8 @@ pub enum ThreadRole {
     PageFault,
     /// Watches the server of a vfio-user device.
     UserDevice,
+    /// Speaks to the back end of a vhost-user device.
+    VhostUser,
     /// Maps memory for passthrough devices as the guest's IOMMU requests.
     Iommu,
     /// Resets passthrough devices for the guest.

@@ -107,6 +107,14 @@ pub trait VirtioDevice: Send {
         let _ = (offset, data);
     }
 
+    /// The eventfd by which the kernel tells whoever serves a queue of new requests, if that is another process. That
+    /// process may do with it as it likes, so that nobody here writes or reads it but a thread of the device. It is one
+    /// eventfd for the lifetime of the device. The default is the one of [`ActiveQueue::kick`].
+    fn doorbell(&self, index: u16) -> Option<&EventFd> {
+        let _ = index;
+        None
+    }
+
     /// Starts serving the queues.
     fn activate(&mut self, activation: Activation) -> Result<(), ActivateError>;
 

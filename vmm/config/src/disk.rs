@@ -9,7 +9,9 @@ use super::{
     VmConfig,
     check::{self, Invalid, Placement, Problem},
     common::{CommonConfig, has_common_config},
-    kind::{Configured, Device, FileUse, HotPlug},
+    kind::{
+        Configured, Device, FileUse, HotPlug, Refused, check_shared_memory, needs_shared_memory,
+    },
     syntax::{IOMMU, Key, LIMITS, PLACE, Part, SyntaxError, ValueType, parse},
 };
 
@@ -185,7 +187,8 @@ impl Configured for DiskConfig {
     const HELP: &'static str = "Disks: path=FILE,readonly=on|off,direct=on|off,image_type=raw|qcow2,backing_files=on|off, \
         sparse=on|off,lock_granularity=byte-range|full,logical_block_size=512|4096,serial=TEXT,num_queues=N,queue_size=N, \
         queue_affinity=[QUEUE@[CPUS]],rate_limit_group=NAME,bw_size=SIZE,bw_one_time_burst=SIZE, \
-        bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,ops_refill_time=MS,id=NAME";
+        bw_refill_time=MS,ops_size=N,ops_one_time_burst=N,ops_refill_time=MS,id=NAME. A disk of another \
+        process (vhost-user): vhost_user=on,socket=PATH,num_queues=N,queue_size=N,id=NAME. The memory has to be shared (see --memory)";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Plug in a disk",
@@ -208,13 +211,11 @@ impl Configured for DiskConfig {
 
 impl Device for DiskConfig {
     fn validate(&self) -> Result<(), Invalid> {
-        check::unsupported(
-            self.vhost_user || self.vhost_socket.is_some(),
-            "vhost_user",
-            "disks of other processes (vhost-user)",
-            "give the disk a path",
-        )?;
-        if self
+        if !self.has_image() {
+            self.validate_served()?;
+        } else if self.vhost_socket.is_some() {
+            return Err(Problem::Missing("a socket is that of a vhost-user disk").at("vhost_user"));
+        } else if self
             .path
             .as_ref()
             .is_none_or(|path| path.as_os_str().is_empty())
@@ -267,8 +268,11 @@ impl Device for DiskConfig {
         }
     }
 
-    /// Checks that a named group of rate limits exists.
+    /// Checks that a named group of rate limits exists, and that another process can map the memory if it has to.
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        if !self.has_image() {
+            needs_shared_memory(vm, "vhost_user")?;
+        }
         let mut groups = vm.rate_limit_groups.iter().flatten();
         match &self.rate_limit_group {
             Some(name) if !groups.any(|group| group.id == *name) => {
@@ -285,9 +289,57 @@ impl Device for DiskConfig {
         path.map(|path| FileUse::open(path, self.readonly))
             .collect()
     }
+
+    fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
+        match self.has_image() {
+            true => Ok(()),
+            false => check_shared_memory(vm),
+        }
+    }
+
+    fn cannot_move(&self) -> Option<&'static str> {
+        (!self.has_image()).then_some("disk of another process")
+    }
+
+    fn cannot_be_saved(&self) -> bool {
+        !self.has_image()
+    }
 }
 
 impl DiskConfig {
+    /// Whether Gantry serves the disk, from an image; otherwise another process does.
+    pub fn has_image(&self) -> bool {
+        !self.vhost_user
+    }
+
+    /// Checks a disk that another process serves.
+    fn validate_served(&self) -> Result<(), Invalid> {
+        let is_named = |path: &PathBuf| !path.as_os_str().is_empty();
+        if !self.vhost_socket.as_ref().is_some_and(is_named) {
+            return Err(Problem::Missing("name the socket of its back end").at("vhost_socket"));
+        }
+        let is_theirs = [
+            ("path", self.path.is_some()),
+            ("readonly", self.readonly),
+            ("direct", self.direct),
+            ("serial", self.serial.is_some()),
+            ("rate_limiter_config", self.rate_limiter_config.is_some()),
+            ("rate_limit_group", self.rate_limit_group.is_some()),
+            ("queue_affinity", self.queue_affinity.is_some()),
+            ("backing_files", self.backing_files),
+            ("image_type", self.image_type != ImageType::default()),
+            ("logical_block_size", self.logical_block_size.is_some()),
+        ];
+        match is_theirs.iter().find(|(_, is_set)| *is_set) {
+            Some((place, _)) => {
+                let with = "vhost_user";
+                let advice = "the disk's back end decides about that";
+                Err(Problem::Conflict { with, advice }.at(*place))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Maximum number of queues: one for each vCPU.
     const MAX_QUEUES: u64 = 255;
 }

@@ -16,7 +16,7 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use super::{
     VmConfig,
-    check::{Invalid, Placement},
+    check::{Invalid, Placement, Problem},
     common::HasCommonConfig,
     syntax::{Key, SyntaxError},
 };
@@ -105,6 +105,11 @@ pub trait Device: HasCommonConfig + Erased + Send + Sync {
         None
     }
 
+    /// Whether its state is in another process, which does not save it: its VM cannot be saved.
+    fn cannot_be_saved(&self) -> bool {
+        false
+    }
+
     /// Reduces the location to `pci_segment` and `iommu`, in a machine in which the segments `behind` are behind the
     /// virtual IOMMU.
     fn normalize_segment(&mut self, behind: &[u16]) {
@@ -134,6 +139,16 @@ pub trait Device: HasCommonConfig + Erased + Send + Sync {
             "this kind of device takes no descriptors; vm.add-net and vm.add-device do".to_owned(),
         ))
     }
+}
+
+/// For devices of other processes, which are configured by the field `place`: they need memory that is shared.
+pub(super) fn needs_shared_memory(vm: &VmConfig, place: &'static str) -> Result<(), Invalid> {
+    if vm.memory.is_shared() {
+        return Ok(());
+    }
+    let with = "memory that its server cannot map";
+    let advice = "start the VM with --memory shared=on";
+    Err(Problem::Conflict { with, advice }.at(place))
 }
 
 /// For devices of other processes, to be called before their server is contacted.

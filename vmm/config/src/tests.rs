@@ -120,10 +120,6 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             "disks[0].iommu: not supported",
         ),
         (
-            json!({"disks": [{"vhost_user": true}]}),
-            "disks[0].vhost_user: not supported",
-        ),
-        (
             json!({"disks": [{"path": "/d", "image_type": "Vhdx"}]}),
             "disks[0].image_type: not",
         ),

@@ -8,7 +8,7 @@ use super::{
     VmConfig,
     check::{Invalid, Placement, Problem, is_zero},
     common::{CommonConfig, has_common_config},
-    kind::{Configured, Device, HotPlug, Refused, check_shared_memory},
+    kind::{Configured, Device, HotPlug, Refused, check_shared_memory, needs_shared_memory},
     syntax::{FUNCTION, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -67,12 +67,7 @@ impl Device for UserDeviceConfig {
     }
 
     fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
-        if vm.memory.is_shared() {
-            return Ok(());
-        }
-        let with = "memory that its server cannot map";
-        let advice = "start the VM with --memory shared=on";
-        Err(Problem::Conflict { with, advice }.at("socket"))
+        needs_shared_memory(vm, "socket")
     }
 
     fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {

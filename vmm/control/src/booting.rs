@@ -148,7 +148,7 @@ impl Control {
     ) -> Result<Option<Awaited<()>>, ApiError> {
         let disks = self.bootable()?.disks.clone().unwrap_or_default();
         self.monitor.emit("vm", "booting", &[]);
-        if !disks.iter().any(DiskConfig::is_present) {
+        if !disks.iter().any(DiskConfig::has_image) {
             return Ok(None);
         }
         let (images, place) = (Arc::clone(images), self.queue.place());
@@ -352,7 +352,7 @@ impl Control {
             id.unwrap_or_else(|| machine.devices().free_id(kind))
         };
         let disk = any.downcast_ref::<DiskConfig>();
-        if let Some(disk) = disk.filter(|disk| disk.is_present()) {
+        if let Some(disk) = disk.filter(|disk| disk.has_image()) {
             let disk = machine.map(|machine| {
                 let mut disk = disk.clone();
                 disk.common.id = Some(id(DiskConfig::NAME, machine));
@@ -447,13 +447,19 @@ impl Control {
     /// What `vm.info` says about devices whose files are being opened.
     pub(super) fn adding_progress(&self) -> Option<InProgress> {
         let is_disk = |request: &Request| match request {
-            Request::VmAdd(device) => (&**device as &dyn Any).is::<DiskConfig>(),
+            Request::VmAdd(device) => {
+                let disk = (&**device as &dyn Any).downcast_ref::<DiskConfig>();
+                disk.is_some_and(DiskConfig::has_image)
+            }
             _ => false,
         };
         let (request, ..) = self.adding.values().next()?;
         let (operation, waits_for) = match is_disk(request) {
             true => (Operation::AddDisk, WAITS_FOR),
-            false => (Operation::AddDevice, "the file of the device"),
+            false => (
+                Operation::AddDevice,
+                "the file or the back end of the device",
+            ),
         };
         Some(InProgress {
             operation,

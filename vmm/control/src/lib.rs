@@ -407,7 +407,7 @@ impl Control {
             }
             MachineEvent::PciEjected { slot } => self.ejected_when_quiet(slot),
             MachineEvent::DeviceLost { id, reason } => {
-                log::error!("device {id:?} is lost: {reason}; remove it, and add it again");
+                log::error!("device {id:?} is lost: {reason}");
                 let properties = [("id", id.as_str()), ("reason", reason.as_str())];
                 self.monitor.emit("vm", "device-lost", &properties);
             }

@@ -42,6 +42,9 @@ impl Handler for Control {
             request if storage::waits(&request) => self.when_quiet(request, reply),
             Request::VmReceiveMigration(request) => self.receive_migration(request, reply),
             Request::VmMoveAccel(request) => self.move_accel(request, reply),
+            Request::VmSnapshot(_) if let Err(error) = self.check_can_be_saved() => {
+                reply.send(Err(error));
+            }
             Request::VmSnapshot(snapshot) if snapshot.accel == AccelInSnapshot::Save => {
                 self.save_with_applications(&snapshot, reply);
             }

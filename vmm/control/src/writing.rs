@@ -17,6 +17,7 @@ use vmm_snapshot::writing::Writing;
 
 use super::{
     Control,
+    life::Life,
     migration::{Job, OVER, host_error},
     requests::{failed, place},
 };
@@ -89,6 +90,22 @@ impl Written {
 }
 
 impl Control {
+    /// Refuses to save a VM with devices whose state nobody saves, before anything stops.
+    pub(super) fn check_can_be_saved(&self) -> Result<(), ApiError> {
+        let Life::Live { config, .. } = &self.life else {
+            return Ok(());
+        };
+        let devices = config.all_devices().into_iter();
+        let mut stuck = devices.filter(|(_, device)| device.cannot_be_saved());
+        match stuck.next() {
+            None => Ok(()),
+            Some((_, device)) => Err(ApiError::wrong_state(format!(
+                "the VM cannot be saved: the state of {:?} is in another process; remove it first (vm.remove-device)",
+                device.common().id.as_deref().unwrap_or_default()
+            ))),
+        }
+    }
+
     /// `vm.snapshot` without applications: replies when everything is written.
     pub(super) fn snapshot_later(&mut self, snapshot: &VmSnapshotConfig, reply: Reply) {
         if snapshot.detach {

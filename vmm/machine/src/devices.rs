@@ -29,6 +29,7 @@ use devices::{
         Window,
     },
     thread::ThreadSpawner,
+    vhost_user::REMAP_PATIENCE,
     virtio::{
         VirtioDevice,
         blk::SharedRateLimiter,
@@ -175,16 +176,18 @@ pub trait DeviceKind: HasCommonConfig {
     /// Whether it can be placed in a segment behind the virtual IOMMU.
     const BEHIND_IOMMU: bool = false;
 
-    /// Whether another process maps the guest's RAM for it. What that process touches first is zero there, so all RAM
-    /// must have been restored before.
-    const SHARES_RAM: bool = false;
-
     /// Whether firmware boots from it.
     const BOOTABLE: bool = false;
 
     /// Where it is to be placed.
     fn slot(&self) -> Slot {
         Slot::at(self.common())
+    }
+
+    /// Whether another process maps the guest's RAM for it. What that process touches first is zero there, so all RAM
+    /// must have been restored before.
+    fn shares_ram(&self) -> bool {
+        false
     }
 
     /// Creates the device. `id` is its name.
@@ -196,7 +199,7 @@ pub trait Pluggable {
     /// Refuses a device that is plugged in too late: see [`Devices::check_order`].
     fn check_order(&self, devices: &Devices) -> Result<(), MachineError>;
 
-    /// See [`DeviceKind::SHARES_RAM`].
+    /// See [`DeviceKind::shares_ram`].
     fn shares_ram(&self) -> bool;
 
     /// Creates the device and plugs it in. Gives it a name if it has none; returns the name and the address.
@@ -241,7 +244,7 @@ impl<K: DeviceKind> Pluggable for K {
     }
 
     fn shares_ram(&self) -> bool {
-        K::SHARES_RAM
+        DeviceKind::shares_ram(self)
     }
 
     fn plug(&mut self, devices: &mut Devices) -> Result<(String, Bdf), MachineError> {
@@ -277,6 +280,7 @@ impl Plugged {
     pub fn is_lost(&self) -> bool {
         match &self.handle {
             Handle::User(device) => device.upgrade().is_some_and(|device| !device.is_alive()),
+            Handle::BackEnd(device) => device.is_lost(),
             _ => false,
         }
     }
@@ -732,10 +736,41 @@ impl Devices {
         self.resets.finish(&self.segments, spawner);
     }
 
-    /// Maps newly added RAM for DMA by physical devices.
+    /// Maps newly added RAM for DMA by physical devices, and in other processes. Those that do not answer soon are cut off.
     pub fn memory_changed(&self) -> Result<(), MachineError> {
         let changed = self.surroundings.physical.memory_changed();
-        changed.map_err(|source| MachineError::PhysicalMemory(Box::new(source)))
+        changed.map_err(|source| MachineError::PhysicalMemory(Box::new(source)))?;
+        let until = Instant::now() + REMAP_PATIENCE;
+        let back_ends = self.back_ends();
+        let changes: Vec<_> = back_ends
+            .filter_map(|(_, device)| device.memory_changed())
+            .collect();
+        changes.into_iter().for_each(|change| change.wait(until));
+        Ok(())
+    }
+
+    /// Checks that other processes can map this many regions of RAM.
+    pub fn check_regions(&self, regions: usize) -> Result<(), MachineError> {
+        match self
+            .back_ends()
+            .find(|(_, device)| device.slots() < regions)
+        {
+            None => Ok(()),
+            Some((id, device)) => Err(MachineError::Invalid(format!(
+                "the VM would have {regions} regions of memory, and the back end of {id:?} maps at most {}: remove that \
+                 device first (vm.remove-device), or start the VM with more memory",
+                device.slots()
+            ))),
+        }
+    }
+
+    /// The devices whose queues other processes serve, by name.
+    fn back_ends(&self) -> impl Iterator<Item = (&String, &devices::vhost_user::Handle)> {
+        let plugged = self.plugged.iter();
+        plugged.filter_map(|(id, device)| match &device.handle {
+            Handle::BackEnd(device) => Some((id, device)),
+            _ => None,
+        })
     }
 
     /// Counters of all devices.

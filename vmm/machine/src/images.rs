@@ -12,7 +12,7 @@ use devices::{
     disk::{Disk, DiskOptions, claim::Claim},
     virtio::blk,
 };
-use vmm_config::{Device, DiskConfig, HasCommonConfig};
+use vmm_config::{DiskConfig, HasCommonConfig};
 
 use super::{
     devices::DeviceKind,
@@ -48,7 +48,7 @@ impl Images {
     /// The first image that cannot be opened or locked, by the name of its disk.
     pub fn open(&self, disks: &[DiskConfig], lock_later: bool) -> Result<(), MachineError> {
         let mut unnamed = 0;
-        for disk in disks.iter().filter(|disk| disk.is_present()) {
+        for disk in disks.iter().filter(|disk| disk.has_image()) {
             // As the machine is going to name it.
             let name = disk.common().id.clone().unwrap_or_else(|| {
                 unnamed += 1;

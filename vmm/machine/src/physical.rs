@@ -112,7 +112,7 @@ impl Physical {
         let lost = move |why: &user::Failure| {
             events.send(MachineEvent::DeviceLost {
                 id: name.clone(),
-                reason: Chain(why).to_string(),
+                reason: format!("{}; remove it, and add it again", Chain(why)),
             });
         };
         let surroundings = user::Surroundings {

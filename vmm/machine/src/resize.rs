@@ -188,6 +188,7 @@ impl Machine {
         if self.platform.memory.slots().len() >= devices::acpi::MEMORY_SLOTS as usize {
             return Err(devices::acpi::MemoryHotplugError::NoSlot.into());
         }
+        self.devices.check_regions(self.ram.regions().len() + 1)?;
         self.ram.add(
             placement::DEFAULT_ZONE,
             RegionKind::Hotplugged,

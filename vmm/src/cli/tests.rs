@@ -148,7 +148,7 @@ fn help_names_the_keys_that_are_taken_and_no_others() {
     const VHOST: [&str; 3] = ["vhost_user", "vhost_mode", "socket"];
     let refused_of = |option: &str| -> &[&str] {
         match option {
-            "disk" | "net" => &VHOST,
+            "net" => &VHOST,
             "accel" => &["backend"],
             _ => &[],
         }
@@ -409,12 +409,12 @@ fn a_vm_of_ubicloud_is_described_as_its_unit_describes_it() {
     let net = &config.net.unwrap()[0];
     assert_eq!((net.num_queues, net.tap.as_deref()), (9, Some("ncabc")));
     assert_eq!(config.disks.unwrap().len(), 2);
-    // Its other disks are served by another process, which is refused by name.
+    // Its other disks are served by another process.
     let cli = parse(
-        "cloud-hypervisor --kernel /k \
+        "cloud-hypervisor --kernel /k --memory size=1G,shared=on \
          --disk vhost_user=true,socket=/var/storage/vm1/0/vhost.sock,num_queues=2,queue_size=64",
     );
-    let error = cli.vm.into_config(None).unwrap_err();
-    let error = base::Chain(&error).to_string();
-    assert!(error.contains("disks[0].vhost_user"), "{error}");
+    let config = cli.vm.into_config(None).unwrap().unwrap();
+    let disk = &config.disks.unwrap()[0];
+    assert_eq!((disk.vhost_user, disk.num_queues), (true, 2));
 }

@@ -754,10 +754,7 @@ impl Registers {
         for index in queues {
             // Within the BAR, which does not wrap.
             let address = bar + NOTIFY_OFFSET + u64::from(index) * u64::from(NOTIFY_MULTIPLIER);
-            match self
-                .doorbells
-                .register(&self.kicks[usize::from(index)], address)
-            {
+            match self.doorbells.register(self.doorbell(index), address) {
                 Ok(()) => self.connected.push((index, address)),
                 Err(error) => {
                     let what = format!("is notified of queue {index} through exits: {error}");
@@ -767,10 +764,15 @@ impl Registers {
         }
     }
 
+    /// The eventfd that the guest's notifications of a queue signal.
+    fn doorbell(&self, index: u16) -> &EventFd {
+        let own = &self.kicks[usize::from(index)];
+        self.device.doorbell(index).unwrap_or(own)
+    }
+
     fn disconnect(&mut self) {
         for (index, address) in std::mem::take(&mut self.connected) {
-            let kick = &self.kicks[usize::from(index)];
-            if let Err(error) = self.doorbells.unregister(kick, address) {
+            if let Err(error) = self.doorbells.unregister(self.doorbell(index), address) {
                 self.warn_host_once(&format!("keeps its doorbell at {address:#x}: {error}"));
             }
         }

@@ -8,7 +8,7 @@ use seccompiler::{
 };
 
 /// All roles.
-pub const ROLES: [ThreadRole; 21] = [
+pub const ROLES: [ThreadRole; 22] = [
     ThreadRole::Vmm,
     ThreadRole::Api,
     ThreadRole::Vcpu,
@@ -24,6 +24,7 @@ pub const ROLES: [ThreadRole; 21] = [
     ThreadRole::Gpu,
     ThreadRole::PageFault,
     ThreadRole::UserDevice,
+    ThreadRole::VhostUser,
     ThreadRole::Iommu,
     ThreadRole::Reset,
     ThreadRole::Migration,
@@ -202,6 +203,17 @@ const CLOSES: &[i64] = &[libc::SYS_fcntl];
 
 const USER_DEVICE: &[i64] = &[libc::SYS_shutdown];
 
+/// Speaks to a back end, and connects to it again when it was lost. A build with assertions looks at a descriptor before
+/// it is closed.
+const VHOST_USER: &[i64] = &[
+    libc::SYS_connect,
+    libc::SYS_fcntl,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_socket,
+];
+
 /// Finds the descriptors of groups that a reset of a bus needs, or sends another process a message.
 const RESET: &[i64] = &[
     libc::SYS_pread64,
@@ -282,8 +294,9 @@ const SNAPSHOT: &[i64] = &[
     libc::SYS_unlink,
 ];
 
-/// Reads the files of a snapshot, and opens, locks and mends disk images.
+/// Reads the files of a snapshot, opens, locks and mends disk images, and connects to the back ends of devices.
 const RESTORE: &[i64] = &[
+    libc::SYS_connect,
     libc::SYS_fallocate,
     libc::SYS_fcntl,
     libc::SYS_fdatasync,
@@ -300,6 +313,10 @@ const RESTORE: &[i64] = &[
     libc::SYS_preadv,
     libc::SYS_pwrite64,
     libc::SYS_pwritev,
+    libc::SYS_recvmsg,
+    libc::SYS_sendmsg,
+    libc::SYS_shutdown,
+    libc::SYS_socket,
 ];
 
 /// The control thread opens, places and removes what the others use.
@@ -448,6 +465,7 @@ fn calls(role: ThreadRole) -> &'static [i64] {
         ThreadRole::Gpu => GPU,
         ThreadRole::PageFault => PAGE_FAULT,
         ThreadRole::UserDevice => USER_DEVICE,
+        ThreadRole::VhostUser => VHOST_USER,
         ThreadRole::Reset => RESET,
         ThreadRole::Migration => MIGRATION,
         ThreadRole::Lane => LANE,

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex};
 use devices::{
     disk::DiskOptions,
     rate_limiter::{RateLimiter, RateLimiterConfig},
+    vhost_user::Model,
     virtio::blk::{self, SharedRateLimiter},
 };
 use vmm_config::DiskConfig;
@@ -15,13 +16,21 @@ use super::{
         error::DeviceError,
     },
     Handle, thread_name,
+    vhost_user::{self, Served},
 };
 
 impl DeviceKind for DiskConfig {
     const NAME: &'static str = "disk";
     const BOOTABLE: bool = true;
 
+    fn shares_ram(&self) -> bool {
+        !self.has_image()
+    }
+
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        if let Some(served) = served(self) {
+            return vhost_user::make::<Self>(served, id, surroundings);
+        }
         let image = image(self, surroundings.arriving)?;
         let opened = surroundings.images.take(&image);
         let options = blk::Options {
@@ -50,6 +59,13 @@ impl DeviceKind for DiskConfig {
             handle,
         })
     }
+}
+
+/// What another process serves for a disk.
+pub(super) fn served(disk: &DiskConfig) -> Option<Served<'_>> {
+    let socket = disk.vhost_socket.as_deref().filter(|_| !disk.has_image())?;
+    let model = Model::disk(disk.num_queues, disk.queue_size);
+    Some(Served { socket, model })
 }
 
 /// How the image of a disk is opened.

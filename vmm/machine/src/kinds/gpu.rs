@@ -16,7 +16,10 @@ use super::{
 impl DeviceKind for GpuConfig {
     const NAME: &'static str = "gpu";
     const CALLED: &'static str = "GPU";
-    const SHARES_RAM: bool = true;
+
+    fn shares_ram(&self) -> bool {
+        true
+    }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         let options = Options {

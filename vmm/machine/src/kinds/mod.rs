@@ -15,6 +15,7 @@ mod pmem;
 mod rng;
 mod root_port;
 mod user;
+mod vhost_user;
 mod vsock;
 
 use std::{any::Any, sync::Arc};
@@ -52,6 +53,8 @@ pub enum Handle {
     GateServer(std::sync::Arc<devices::gate::Server>),
     /// A device that another process serves, as long as it is plugged in.
     User(std::sync::Weak<devices::vfio::user::UserDevice>),
+    /// A virtio device whose queues another process serves.
+    BackEnd(devices::vhost_user::Handle),
     /// A physical device, which is watched.
     Physical(super::alarms::Watch),
     /// A network card: the queues of its tap.
@@ -70,8 +73,12 @@ pub enum Handle {
 /// Opens the file of the device that is to have this name.
 pub type Opener = Box<dyn FnOnce(&str, &Images) -> Result<(), MachineError> + Send>;
 
-/// The kind of a device, other than a disk, whose file is opened before the device is made, and what opens it.
+/// The kind of a device without an image whose file, or whose connection to another process, is opened before the device
+/// is made, and what opens it.
 pub fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
+    if let Some(opener) = vhost_user::opener(device) {
+        return Some(opener);
+    }
     let device: &dyn Any = device;
     let memory = device.downcast_ref::<vmm_config::PmemConfig>()?.clone();
     let open = move |id: &str, images: &Images| pmem::open(memory, id, images);

@@ -16,7 +16,6 @@ use super::{
 impl DeviceKind for UserDeviceConfig {
     const NAME: &'static str = "vfio_user";
     const CALLED: &'static str = "user device";
-    const SHARES_RAM: bool = true;
 
     fn slot(&self) -> Slot {
         Slot {
@@ -24,6 +23,10 @@ impl DeviceKind for UserDeviceConfig {
             function: self.pci_function,
             ..Slot::at(&self.common)
         }
+    }
+
+    fn shares_ram(&self) -> bool {
+        true
     }
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
