@@ -438,7 +438,7 @@ impl<D: Driver> Link<D> {
         spawn("gantry-listen", move || listen::<D>(orders))?;
         // Unsuitable for a heap: a port's window, which may be mapped uncached and may be removed,
         // and a gate's window, which is small. A heap in a window that is not shared saves no copy.
-        if link.is_file() {
+        if D::HEAP && link.is_file() {
             hook::offer::<D>(&link.window);
         }
         Ok(link)

@@ -29,6 +29,10 @@ pub trait Driver: Sized + 'static {
     /// window is placed elsewhere if that address is taken.
     const WINDOW_AT: Option<u64> = None;
 
+    /// Whether the application's own allocations may be in the window (`libgantry_malloc.so`), where commands use them in
+    /// place. Not where the API allows an application to use memory again before the command that copies it is over.
+    const HEAP: bool = false;
+
     /// The schema of the API's requests. A stream needs it to know what a request does with the
     /// window.
     type Schema: Api;

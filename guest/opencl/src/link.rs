@@ -79,6 +79,9 @@ impl Driver for OpenCl {
     const SPIN_VARIABLE: &'static str = "GANTRY_OPENCL_SPIN";
     const SOCKET: &'static str = base::paths::OPENCL_SOCKET;
 
+    // Memory of a transfer stays as it is until the transfer's event is over.
+    const HEAP: bool = true;
+
     type Schema = remoting_proto::apis::opencl::OpenCl;
     type Status = i32;
     const WORKER_LOST: i32 = codes::OUT_OF_RESOURCES;

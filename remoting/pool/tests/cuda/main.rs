@@ -18,6 +18,7 @@ mod exits;
 mod fork;
 #[path = "../../../../tests/cuda-driver/tests/cuda/graphs.rs"]
 mod graphs;
+mod heap;
 mod hostile;
 mod landing;
 mod library;
