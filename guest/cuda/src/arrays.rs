@@ -150,18 +150,8 @@ impl Volume {
             return Ok((side, None));
         };
         let size = [self.width, self.rows, self.planes];
-        let has_gaps =
-            self.rows > 1 && pitch != self.width || self.planes > 1 && height != self.rows;
-        let length = self.width.checked_mul(self.rows);
-        let length = length.and_then(|length| length.checked_mul(self.planes));
-        let length = length.ok_or(codes::INVALID_VALUE)?;
-        if let Some(offset) = link.shared(at as *const u8, length).filter(|_| !has_gaps) {
-            let place = WindowRange {
-                offset,
-                length,
-                stage: None,
-            };
-            return Ok((Side::Window(place), None));
+        if let Some(pinned) = self.pinned(link).filter(|pinned| pinned.part == size) {
+            return Ok((pinned.side(0, 0), None));
         }
         let rows = Rows {
             at,
@@ -173,7 +163,7 @@ impl Volume {
         Ok((Side::Window(place), Some(paged)))
     }
 
-    /// Executes the copy. Memory of the program passes through stages.
+    /// Executes the copy. Memory of the program that is not pinned passes through stages.
     pub fn copy(&self, order: Order) -> Outcome {
         let link = connected()?;
         let Self {
@@ -201,6 +191,9 @@ impl Volume {
                 stream,
                 &call(to, from, [width, rows, planes]),
             );
+        }
+        if let Some(pinned) = self.pinned(link) {
+            return self.copy_pinned(link, order, &pinned);
         }
         if capturing(link, context, stream) {
             return Err(codes::STREAM_CAPTURE_UNSUPPORTED);
@@ -254,7 +247,85 @@ impl Volume {
     }
 }
 
+/// Rows of pinned or managed memory.
+struct Pinned {
+    /// Where the first one is in the window.
+    offset: u64,
+    pitch: u64,
+    height: u64,
+    /// The size of the largest parts without gaps: bytes per row, rows, planes.
+    part: [u64; 3],
+}
+
+impl Pinned {
+    /// The part that begins with this row and plane.
+    fn side(&self, row: u64, plane: u64) -> Side {
+        Side::Window(WindowRange {
+            // In the window, as are all rows.
+            offset: self.offset + (plane * self.height + row) * self.pitch,
+            length: self.part.iter().product(),
+            stage: None,
+        })
+    }
+}
+
 impl Volume {
+    /// The memory of the program, if the device accesses it in place.
+    fn pinned(&self, link: &Link) -> Option<Pinned> {
+        let ((End::Host(at, pitch, height), _) | (_, End::Host(at, pitch, height))) =
+            (self.to, self.from)
+        else {
+            return None;
+        };
+        let (width, rows, planes) = (self.width, self.rows, self.planes);
+        let before = planes.checked_sub(1)?.checked_mul(height)?;
+        let before = before.checked_add(rows.checked_sub(1)?)?;
+        let length = before.checked_mul(pitch)?.checked_add(width)?;
+        let offset = link.shared(at as *const u8, length)?;
+        // Products of what is in the window.
+        let is_flat = rows == 1 || pitch == width;
+        let part = match is_flat {
+            true if planes == 1 || pitch * height == width * rows => [width, rows, planes],
+            true => [width, rows, 1],
+            false => [width, 1, 1],
+        };
+        Some(Pinned {
+            offset,
+            pitch,
+            height,
+            part,
+        })
+    }
+
+    /// Executes the copy of pinned or managed memory, which the device reads or writes in the order of the stream.
+    fn copy_pinned(&self, link: &Link, order: Order, pinned: &Pinned) -> Outcome {
+        let (context, stream) = (order.context, order.stream);
+        let [_, group, layers] = pinned.part;
+        for plane in (0..self.planes).step_by(layers as usize) {
+            for row in (0..self.rows).step_by(group as usize) {
+                let window = pinned.side(row, plane);
+                let (to, from) = match (self.to.side(row, plane), self.from.side(row, plane)) {
+                    (Some(to), None) => (to, window),
+                    (None, Some(from)) => (window, from),
+                    _ => return Err(codes::INVALID_VALUE),
+                };
+                let call = CopyVolume {
+                    context,
+                    stream,
+                    to,
+                    from,
+                    size: pinned.part,
+                };
+                let is_last = plane + layers == self.planes && row + group == self.rows;
+                match order.wait && is_last {
+                    true => exact(link, context, stream, link.ask(&call))?,
+                    false => submit(link, context, stream, &call)?,
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Executes the copy in one piece if the memory of the program is registered and there is room for a stage.
     fn copy_registered(&self, link: &Link, order: Order) -> Outcome<bool> {
         let ((End::Host(at, pitch, height), _) | (_, End::Host(at, pitch, height))) =

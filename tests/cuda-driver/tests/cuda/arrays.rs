@@ -4,7 +4,10 @@ use std::ptr::{null, null_mut};
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{context, cuda, current, device, ok, values};
+use crate::{
+    driver::{context, cuda, current, device, ok, values},
+    registered::{Gated, returns},
+};
 
 fn array(width: usize, height: usize, depth: usize) -> CUarray {
     let wanted = CUDA_ARRAY3D_DESCRIPTOR {
@@ -281,4 +284,93 @@ fn graphs_that_are_made_again_and_again_keep_no_space() {
         ok!(cuCtxSynchronize());
         assert_eq!(values::<u32>(to + (WORDS as u64 - 1) * 4, 1), [round]);
     }
+}
+
+/// Zeroes in pinned or in managed memory.
+fn zeroes(words: usize, is_managed: bool) -> &'static mut [u32] {
+    let (mut pinned, mut managed) = (null_mut(), 0);
+    match is_managed {
+        true => ok!(cuMemAllocManaged(&mut managed, 4 * words, 1)),
+        false => ok!(cuMemHostAlloc(&mut pinned, 4 * words, 0)),
+    }
+    let at = if is_managed {
+        managed as *mut u32
+    } else {
+        pinned.cast()
+    };
+    // SAFETY: of that size, and freed with the context.
+    unsafe {
+        at.write_bytes(0, words);
+        std::slice::from_raw_parts_mut(at, words)
+    }
+}
+
+#[test]
+fn arrays_and_pinned_memory_are_copied_in_the_order_of_the_stream() {
+    let own = context();
+    const WORDS: usize = 64;
+    let numbers: Vec<u32> = (1..=WORDS as u32).collect();
+    let (memory, array) = (device(&numbers), array(4, 3, 2));
+    // Rows of four words: without gaps, with gaps between rows, and with gaps between planes.
+    let shapes = [(3, 16, 3), (3, 32, 3), (3, 16, 4), (1, 16, 1), (1, 32, 1)];
+    for ((rows, pitch, height), is_managed) in shapes
+        .into_iter()
+        .flat_map(|shape| [(shape, false), (shape, true)])
+    {
+        let (from, to) = (zeroes(WORDS, is_managed), zeroes(WORDS, is_managed));
+        let (mut there, mut here) = (copy((16, rows, 2)), copy((16, rows, 2)));
+        from_host(&mut there, from, pitch, height);
+        there.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_ARRAY;
+        there.dstArray = array;
+        here.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_ARRAY;
+        here.srcArray = array;
+        to_host(&mut here, to, pitch, height);
+        let gated = Gated::new();
+        let stream = gated.stream as u64;
+        let (first, there, here) = (
+            from.as_mut_ptr() as u64,
+            &raw const there as u64,
+            &raw const here as u64,
+        );
+        returns(
+            &own,
+            || gated.open(),
+            move || {
+                let stream = stream as CUstream;
+                ok!(cuMemcpyDtoHAsync_v2(
+                    first as *mut _,
+                    memory,
+                    4 * WORDS,
+                    stream
+                ));
+                ok!(cuMemcpy3DAsync_v2(there as *const _, stream));
+                ok!(cuMemcpy3DAsync_v2(here as *const _, stream));
+            },
+        );
+        ok!(cuStreamSynchronize(gated.stream));
+        let mut wanted = [0u32; WORDS];
+        for row in 0..2 * rows {
+            let start = (row / rows * height + row % rows) * pitch / 4;
+            wanted[start..start + 4].copy_from_slice(&numbers[start..start + 4]);
+        }
+        assert_eq!(to, wanted, "{rows} {pitch} {height} {is_managed}");
+    }
+    ok!(cuArrayDestroy(array));
+}
+
+#[test]
+fn a_graph_copies_planes_of_one_row_of_pinned_memory_that_lie_apart() {
+    let _context = context();
+    let (from, to) = (zeroes(16, false), device(&[0u32; 8]));
+    from.copy_from_slice(&std::array::from_fn::<u32, 16, _>(|index| index as u32));
+    let mut there = copy((16, 1, 2));
+    from_host(&mut there, from, 32, 1);
+    there.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (there.dstDevice, there.dstPitch, there.dstHeight) = (to, 16, 1);
+    let (graph, _, executable) = instance(&there);
+    ok!(cuGraphLaunch(executable, null_mut()));
+    ok!(cuCtxSynchronize());
+    assert_eq!(values::<u32>(to, 8), [0, 1, 2, 3, 8, 9, 10, 11]);
+    ok!(cuGraphExecDestroy(executable));
+    ok!(cuGraphDestroy(graph));
 }

@@ -49,13 +49,13 @@ impl Drop for Registered {
 }
 
 /// A stream, and a word of pinned memory without which its work does not begin.
-struct Gated {
-    stream: CUstream,
+pub struct Gated {
+    pub stream: CUstream,
     gate: &'static AtomicU32,
 }
 
 impl Gated {
-    fn new() -> Self {
+    pub fn new() -> Self {
         let (mut stream, mut at) = (null_mut(), null_mut::<c_void>());
         ok!(cuStreamCreate(&mut stream, NON_BLOCKING));
         ok!(cuMemHostAlloc(&mut at, 8, 2));
@@ -78,7 +78,7 @@ impl Gated {
         ok!(cuStreamWaitValue32_v2(self.stream, self.at(), value, 0));
     }
 
-    fn open(&self) {
+    pub fn open(&self) {
         self.gate.fetch_add(1, Ordering::SeqCst);
     }
 
@@ -100,7 +100,7 @@ unsafe extern "C" fn increase(data: *mut c_void) {
 }
 
 /// Calls what must return although its stream is held up. `open` ends that in any case.
-fn returns(own: &Own, open: impl FnOnce(), call: impl FnOnce() + Send) {
+pub fn returns(own: &Own, open: impl FnOnce(), call: impl FnOnce() + Send) {
     let context = own.handle() as u64;
     let (done, is_done) = mpsc::channel();
     thread::scope(|scope| {
