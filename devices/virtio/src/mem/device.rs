@@ -7,11 +7,12 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use base::Unpoisoned;
 use device_model::{
-    lifecycle::{ActivateError, StateError},
+    lifecycle::{ActivateError, StateError, Unanswered},
     memory::GuestRam,
     thread::{ThreadRole, ThreadSpawner},
     worker::{DeviceWorker, Worker},
@@ -27,6 +28,7 @@ use crate::{
     config_change::ConfigChange,
     device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
     discard::{Discards, discard_blocks, populate},
+    in_flight::InFlight,
     served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
 };
 
@@ -40,6 +42,10 @@ const QUEUE_SIZES: [u16; 1] = [64];
 
 /// Minimum block size in bytes: the size of a transparent huge page.
 pub const BLOCK: u64 = 2 << 20;
+
+/// Number of bytes that a request plugs or unplugs, at least a block, before it looks whether it has to stop: the host may
+/// take seconds per gigabyte.
+const STEP: u64 = 256 << 20;
 
 /// Feature bit (5.15.3): the driver must not access unplugged memory, not even for reading. A read
 /// would allocate a page on the host.
@@ -99,7 +105,13 @@ pub struct State {
     pub requested: u64,
     /// Which blocks are plugged.
     pub blocks: Blocks,
+    /// The request that has changed a part of its blocks and goes on when it comes again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub begun: Option<Begun>,
 }
+
+/// The kind of a request, and its blocks.
+type Begun = (u16, Range<usize>);
 
 struct Shared {
     start: u64,
@@ -110,6 +122,9 @@ struct Shared {
     /// and the control thread ask how much is plugged, and the host may take long to provide
     /// memory.
     blocks: Mutex<Blocks>,
+    /// See [`State::begun`].
+    begun: Mutex<Option<Begun>>,
+    requests: InFlight,
     change: ConfigChange,
     discards: Arc<Discards>,
     /// The host has refused to provide or take back memory, and this was logged.
@@ -119,6 +134,10 @@ struct Shared {
 impl Shared {
     fn blocks(&self) -> MutexGuard<'_, Blocks> {
         self.blocks.lock_unpoisoned()
+    }
+
+    fn begun(&self) -> MutexGuard<'_, Option<Begun>> {
+        self.begun.lock_unpoisoned()
     }
 }
 
@@ -183,6 +202,8 @@ impl Mem {
             populate,
             requested: AtomicU64::new(requested),
             blocks: Mutex::new(Blocks::new(blocks)),
+            begun: Mutex::default(),
+            requests: InFlight::default(),
             change: ConfigChange::default(),
             discards: Arc::clone(&options.discards),
             failing: AtomicBool::new(false),
@@ -238,6 +259,7 @@ impl VirtioDevice for Mem {
         let Some(active) = queues.into_iter().next() else {
             return Err(ActivateError::MissingQueues { got: 0, needed: 1 });
         };
+        self.shared.requests.start_over();
         let name = &self.options.thread_name;
         let queue = ServedQueue::new(active, memory, interrupt.clone(), features, name);
         self.shared.change.connect(Some(interrupt));
@@ -253,6 +275,15 @@ impl VirtioDevice for Mem {
         Ok(())
     }
 
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let what = || format!("memory device at {:#x}", self.options.address.0);
+        self.shared.requests.quiesce(what, patience)
+    }
+
+    fn carry_on(&mut self) {
+        self.shared.requests.carry_on();
+    }
+
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
         self.shared.change.connect(None);
         let worker = self.worker.take().and_then(Worker::stop);
@@ -265,17 +296,23 @@ impl VirtioDevice for Mem {
     fn reset(&mut self) {
         // Plugged blocks stay plugged: the guest's memory outlives its driver.
         self.shared.change.forget();
+        *self.shared.begun() = None;
     }
 
     fn save(&self) -> Result<serde_json::Value, StateError> {
         Ok(serde_json::to_value(State {
             requested: self.shared.requested.load(Ordering::SeqCst),
             blocks: self.shared.blocks().clone(),
+            begun: self.shared.begun().clone(),
         })?)
     }
 
     fn restore(&mut self, state: serde_json::Value) -> Result<(), StateError> {
-        let State { requested, blocks } = serde_json::from_value(state)?;
+        let State {
+            requested,
+            blocks,
+            begun,
+        } = serde_json::from_value(state)?;
         let count = self.shared.blocks().count();
         let whole = requested.is_multiple_of(self.shared.block);
         let fits = blocks.count() == count && blocks.is_consistent();
@@ -294,6 +331,8 @@ impl VirtioDevice for Mem {
             })?;
         }
         *self.shared.blocks() = blocks;
+        // Compared with requests, never used.
+        *self.shared.begun() = begun;
         self.shared.requested.store(requested, Ordering::SeqCst);
         // The size may have been set after the guest was paused for the snapshot.
         self.shared.change.announce();
@@ -320,69 +359,91 @@ impl MemWorker {
     fn serve(&mut self) {
         let shared = &self.shared;
         self.queue.serve(|chain, ram| {
-            let (result, state) = request(chain.clone(), ram, shared);
-            let mut response = [0; 10];
-            response[..2].copy_from_slice(&result.to_le_bytes());
-            response[8..].copy_from_slice(&state.to_le_bytes());
-            match chain
-                .writer(ram)
-                .map(|mut writer| writer.write_all(&response))
-            {
-                Ok(Ok(())) => Chain::Used(response.len() as u32),
-                _ => Chain::Used(0),
+            // Requests that are held back stay in the queue, which is kicked when they may continue.
+            if !shared.requests.begin() {
+                return Chain::Later;
             }
+            let used = match request(chain.clone(), ram, shared) {
+                Some((result, state)) => {
+                    let mut response = [0; 10];
+                    response[..2].copy_from_slice(&result.to_le_bytes());
+                    response[8..].copy_from_slice(&state.to_le_bytes());
+                    let written = chain
+                        .writer(ram)
+                        .map(|mut writer| writer.write_all(&response));
+                    Chain::Used(match written {
+                        Ok(Ok(())) => response.len() as u32,
+                        _ => 0,
+                    })
+                }
+                None => Chain::Later,
+            };
+            shared.requests.end();
+            used
         });
     }
 }
 
-/// Executes a request. Returns the response type, and the state for requests that ask for it.
-fn request(chain: DescriptorChain<&GuestRam>, ram: &GuestRam, shared: &Shared) -> (u16, u16) {
+/// Executes a request. Returns the response type, and the state for requests that ask for it; `None` if the request had to
+/// stop, and goes on when it comes again.
+fn request(
+    chain: DescriptorChain<&GuestRam>,
+    ram: &GuestRam,
+    shared: &Shared,
+) -> Option<(u16, u16)> {
     let mut bytes = [0; REQUEST];
     let read = chain
         .reader(ram)
         .map(|mut reader| reader.read_exact(&mut bytes));
     if !matches!(read, Ok(Ok(()))) {
-        return (ERROR, 0);
+        return Some((ERROR, 0));
     }
     let half = |at: usize| u16::from_le_bytes([bytes[at], bytes[at + 1]]);
     let mut address = [0; 8];
     address.copy_from_slice(&bytes[8..16]);
     let address = u64::from_le_bytes(address);
     let count = shared.blocks().count();
-    if half(0) == UNPLUG_ALL {
-        return (unplug(shared, ram, 0..count), 0);
+    let begun = shared.begun().take();
+    let kind = half(0);
+    if kind == UNPLUG_ALL {
+        return Some((unplug(shared, ram, 0..count)?, 0));
     }
     let Some(range) = shared.range(count, address, half(16)) else {
-        return (ERROR, 0);
+        return Some((ERROR, 0));
     };
+    let this = Some((kind, range.clone()));
+    let goes_on = begun == this;
     // No other thread changes them before this request is complete.
     let (state, plugged) = {
         let blocks = shared.blocks();
         (blocks.state(range.clone()), blocks.plugged())
     };
-    match half(0) {
-        PLUG => {
-            if state != Plugged::None {
-                return (ERROR, 0);
-            }
+    let answer = match kind {
+        PLUG if goes_on => plug(shared, ram, range),
+        PLUG if state == Plugged::None => {
             // The guest may not plug more than was requested of it.
             let wanted = (plugged + range.len() as u64) * shared.block;
             if wanted > shared.requested.load(Ordering::SeqCst) {
-                return (NACK, 0);
+                return Some((NACK, 0));
             }
-            (plug(shared, ram, range), 0)
+            plug(shared, ram, range)
         }
-        UNPLUG if state == Plugged::All => (unplug(shared, ram, range), 0),
-        STATE => (
-            ACK,
-            match state {
+        UNPLUG if goes_on || state == Plugged::All => unplug(shared, ram, range),
+        STATE => {
+            let state = match state {
                 Plugged::All => 0,
                 Plugged::None => 1,
                 Plugged::Some => 2,
-            },
-        ),
-        _ => (ERROR, 0),
+            };
+            return Some((ACK, state));
+        }
+        _ => return Some((ERROR, 0)),
+    };
+    // A part of what could not be unplugged may be.
+    if answer.is_none() || answer == Some(NACK) && kind == UNPLUG {
+        *shared.begun() = this;
     }
+    Some((answer?, 0))
 }
 
 impl Shared {
@@ -401,6 +462,16 @@ impl Shared {
         (GuestAddress(address), range.len() as u64 * self.block)
     }
 
+    /// The blocks in steps; `None` in place of the rest if the device is held.
+    fn steps(&self, range: Range<usize>) -> impl Iterator<Item = Option<Range<usize>>> {
+        let size = usize::try_from(STEP / self.block).unwrap_or(1).max(1);
+        let starts = range.clone().step_by(size);
+        starts.map(move |start| {
+            let step = start..range.end.min(start + size);
+            (!self.requests.is_held()).then_some(step)
+        })
+    }
+
     /// Response to a request, given the host's result. A refusal is logged once, or a guest could
     /// flood the log.
     fn answer(&self, result: io::Result<()>, refused: &str) -> u16 {
@@ -415,39 +486,57 @@ impl Shared {
     }
 }
 
-fn plug(shared: &Shared, ram: &GuestRam, range: Range<usize>) -> u16 {
-    let (address, len) = shared.place(&range);
-    let populated = if shared.populate {
-        populate(ram, address, len)
-    } else {
-        Ok(())
-    };
-    let plugged = populated.and_then(|()| {
-        let end = address.0 + len;
-        let blocks = shared.discards.blocks();
-        blocks.plug(address.0..end, shared.block)
-    });
-    let answer = shared.answer(plugged, "the host has no memory for a guest to plug");
-    if answer == ACK {
-        shared.blocks().set(range, true);
-    } else if let Err(error) = discard_blocks(ram, address, len) {
-        log::warn!("the host keeps memory that the guest did not get: {error}");
+/// Plugs all blocks or none; `None` if this had to stop.
+fn plug(shared: &Shared, ram: &GuestRam, range: Range<usize>) -> Option<u16> {
+    const REFUSED: &str = "the host has no memory for a guest to plug";
+    for step in shared.steps(range.clone()) {
+        let step = step?;
+        if shared.blocks().state(step.clone()) == Plugged::All {
+            // Before the request had to stop.
+            continue;
+        }
+        if let Err(error) = plug_step(shared, ram, &step) {
+            let answer = shared.answer(Err(error), REFUSED);
+            let (address, len) = shared.place(&step);
+            let kept = discard_blocks(ram, address, len).map(drop);
+            if let Err(error) = kept.and(take_back(shared, ram, range)?) {
+                log::warn!("the host keeps memory that the guest did not get: {error}");
+            }
+            return Some(answer);
+        }
+        shared.blocks().set(step, true);
     }
-    answer
+    Some(shared.answer(Ok(()), REFUSED))
 }
 
-fn unplug(shared: &Shared, ram: &GuestRam, range: Range<usize>) -> u16 {
-    let (address, len) = shared.place(&range);
-    let unplugged = shared
-        .discards
-        .blocks()
-        .unplug(address.0..address.0 + len, shared.block);
-    let given = unplugged.and_then(|()| discard_blocks(ram, address, len));
-    let answer = shared.answer(given.map(drop), "unplugged memory stays with the guest");
-    if answer == ACK {
-        shared.blocks().set(range, false);
+fn plug_step(shared: &Shared, ram: &GuestRam, step: &Range<usize>) -> io::Result<()> {
+    let (address, len) = shared.place(step);
+    if shared.populate {
+        populate(ram, address, len)?;
     }
-    answer
+    let blocks = shared.discards.blocks();
+    blocks.plug(address.0..address.0 + len, shared.block)
+}
+
+/// Unplugs blocks; `None` if this had to stop.
+fn unplug(shared: &Shared, ram: &GuestRam, range: Range<usize>) -> Option<u16> {
+    let result = take_back(shared, ram, range)?;
+    Some(shared.answer(result, "unplugged memory stays with the guest"))
+}
+
+/// Unplugs those blocks that are plugged, and returns the memory of all to the host; `None` if this had to stop.
+fn take_back(shared: &Shared, ram: &GuestRam, range: Range<usize>) -> Option<io::Result<()>> {
+    for step in shared.steps(range) {
+        let step = step?;
+        let (address, len) = shared.place(&step);
+        let blocks = shared.discards.blocks();
+        let unplugged = blocks.unplug(address.0..address.0 + len, shared.block);
+        if let Err(error) = unplugged.and_then(|()| discard_blocks(ram, address, len)) {
+            return Some(Err(error));
+        }
+        shared.blocks().set(step, false);
+    }
+    Some(Ok(()))
 }
 
 impl MutEventSubscriber for MemWorker {
@@ -496,7 +585,7 @@ mod tests {
             (answer, mem.handle().plugged())
         };
         // Memory that is not writable cannot be populated either.
-        assert_eq!(plug(libc::PROT_READ), (NACK, 0));
-        assert_eq!(plug(libc::PROT_READ | libc::PROT_WRITE), (ACK, BLOCK));
+        assert_eq!(plug(libc::PROT_READ), (Some(NACK), 0));
+        assert_eq!(plug(libc::PROT_READ | libc::PROT_WRITE), (Some(ACK), BLOCK));
     }
 }
