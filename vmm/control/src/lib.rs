@@ -58,6 +58,7 @@ use vmm_machine::{
     events::{self as machine_events, EventReceiver, EventSender, MachineEvent},
     host::Shell,
 };
+use vmm_snapshot::lazy::Question;
 use vmm_sys_util::epoll::EventSet;
 
 use self::{
@@ -405,7 +406,9 @@ impl Control {
                 }
                 self.exit = Some(ExitReason::GuestFailed);
             }
-            MachineEvent::PciEjected { slot } => self.ejected_when_quiet(slot),
+            MachineEvent::PciEjected { slot } => {
+                self.ejected_when_quiet(slot, Question::default());
+            }
             MachineEvent::DeviceLost { id, reason } => {
                 log::error!("device {id:?} is lost: {reason}");
                 let properties = [("id", id.as_str()), ("reason", reason.as_str())];

@@ -15,6 +15,7 @@ use std::{
 use devices::pci::Bdf;
 use vmm_api::{ApiError, Handler, InProgress, Operation, Reply, Request};
 use vmm_machine::error::MachineError;
+use vmm_snapshot::lazy::Question;
 use vmm_sys_util::timerfd::TimerFd;
 
 use super::{
@@ -40,7 +41,7 @@ pub(super) struct StorageWaits {
     /// The operation on the machine.
     wait: Option<Wait>,
     /// Slots that the guest has given up, with devices whose requests are in flight.
-    ejected: Vec<Bdf>,
+    ejected: Vec<(Bdf, Question)>,
 }
 
 /// What a guest has asked for, which ends its machine.
@@ -62,6 +63,8 @@ struct Wait {
     since: Instant,
     /// What has not answered.
     for_what: String,
+    /// Whether memory that is restored on demand comes.
+    question: Question,
 }
 
 impl StorageWaits {
@@ -92,9 +95,9 @@ impl StorageWaits {
     }
 
     /// Keeps a slot until its storage has answered.
-    fn leaves_later(&mut self, slot: Bdf) {
-        if !self.ejected.contains(&slot) {
-            self.ejected.push(slot);
+    fn leaves_later(&mut self, slot: Bdf, question: Question) {
+        if !self.ejected.iter().any(|(other, _)| *other == slot) {
+            self.ejected.push((slot, question));
         }
         self.arm();
     }
@@ -231,6 +234,7 @@ impl Control {
             stopped,
             since: Instant::now(),
             for_what: String::new(),
+            question: Question::default(),
         });
         self.look_at_storage();
     }
@@ -240,8 +244,8 @@ impl Control {
         // Clears the timer; it is armed again if anything still waits.
         let _ = self.storage.timer.wait();
         self.storage.due = None;
-        for slot in std::mem::take(&mut self.storage.ejected) {
-            self.ejected_when_quiet(slot);
+        for (slot, question) in std::mem::take(&mut self.storage.ejected) {
+            self.ejected_when_quiet(slot, question);
         }
         self.cpus_leave();
         self.look_at_storage();
@@ -252,7 +256,7 @@ impl Control {
             return;
         };
         let waited = wait.since.elapsed();
-        match self.hold(&wait, waited) {
+        match self.hold(&mut wait, waited) {
             Ok(()) if wait.stopped && matches!(wait.request, Some((Request::VmPause, _))) => {
                 // What the guest has asked for until now comes first: a VM that is paused is not reset any more.
                 self.storage.wait = Some(wait);
@@ -279,7 +283,7 @@ impl Control {
     }
 
     /// Holds back new requests to storage; fails as long as some are in flight.
-    fn hold(&mut self, wait: &Wait, waited: Duration) -> Result<(), MachineError> {
+    fn hold(&mut self, wait: &mut Wait, waited: Duration) -> Result<(), MachineError> {
         let Some(machine) = self.life.machine_mut() else {
             return Ok(());
         };
@@ -289,14 +293,14 @@ impl Control {
                 match machine.devices().removable(&device.id) {
                     Ok(slot) => {
                         machine.devices().hold_in(slot, waited)?;
-                        machine.check_memory_comes()
+                        machine.check_memory_comes(&mut wait.question)
                     }
                     Err(_) => Ok(()),
                 }
             }
             Some((Request::VmPause, _)) => {
                 machine.hold(waited)?;
-                machine.check_memory_comes()
+                machine.check_memory_comes(&mut wait.question)
             }
             _ => machine.hold(waited),
         }
@@ -365,15 +369,15 @@ impl Control {
     }
 
     /// Handles that the guest has given up a slot, when the requests of the devices there have been answered.
-    pub(super) fn ejected_when_quiet(&mut self, slot: Bdf) {
+    pub(super) fn ejected_when_quiet(&mut self, slot: Bdf, mut question: Question) {
         let held = self.life.machine_mut().map(|machine| {
             machine.devices().hold_in(slot, Duration::ZERO)?;
-            machine.check_memory_comes()
+            machine.check_memory_comes(&mut question)
         });
         match held {
             Some(Err(error)) => {
                 log::debug!("{slot} leaves later: {}", base::Chain(&error));
-                self.storage.leaves_later(slot);
+                self.storage.leaves_later(slot, question);
             }
             _ => {
                 self.ejected(slot);
@@ -433,10 +437,10 @@ mod tests {
             function: 0,
         });
         for slot in slots.iter().cycle().take(10_000) {
-            waits.leaves_later(*slot);
+            waits.leaves_later(*slot, Question::default());
             // SAFETY: the array of one outlives the call.
             if unsafe { libc::poll(&raw mut timer, 1, 1) } == 1 {
-                assert_eq!(waits.ejected, slots);
+                assert_eq!(waits.ejected, slots.map(|slot| (slot, Question::default())));
                 return;
             }
         }

@@ -67,7 +67,10 @@ use hypervisor::Vm;
 use kvm_bindings::kvm_cpuid_entry2;
 use vmm_config::{AccelServerConfig, CpusConfig, Device, HotplugMethod, VmConfig};
 use vmm_memory::{ExtraMemory, Ram, Region, RegionKind, data::Pagemap};
-use vmm_snapshot::{lazy::LazyRestore, memory_file::Untouched};
+use vmm_snapshot::{
+    lazy::{LazyRestore, Question},
+    memory_file::Untouched,
+};
 
 use self::{
     boot::Payload,
@@ -519,9 +522,10 @@ impl Machine {
     }
 
     /// Fails if a device may wait for memory that is being restored on demand, and the snapshot's storage has not answered
-    /// since this was asked before.
-    pub fn check_memory_comes(&self) -> Result<(), MachineError> {
-        match self.lazy.as_ref().is_none_or(LazyRestore::brings) {
+    /// since `question` was asked first.
+    pub fn check_memory_comes(&self, question: &mut Question) -> Result<(), MachineError> {
+        let lazy = self.lazy.as_ref();
+        match lazy.is_none_or(|lazy| lazy.brings(question)) {
             true => Ok(()),
             false => Err(MachineError::MemoryAwaited),
         }

@@ -167,9 +167,11 @@ pub struct LazyRestore {
     uffd: Weak<Userfaultfd>,
     pulse: Arc<Pulse>,
     unwanted: Cancel,
-    /// The number of the last question of [`LazyRestore::brings`].
-    looked: AtomicU64,
 }
+
+/// What somebody who waits has asked [`LazyRestore::brings`]. An answer to another question says nothing about now.
+#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+pub struct Question(Option<u64>);
 
 /// What the thread says of itself.
 #[derive(Default)]
@@ -180,6 +182,13 @@ struct Pulse {
     answered: AtomicU64,
     /// Number of faults that it has read and not served.
     waiting: AtomicUsize,
+}
+
+impl Pulse {
+    /// Asks whether the storage answers; returns the question's number.
+    fn ask(&self) -> u64 {
+        self.asked.fetch_add(1, Ordering::SeqCst) + 1
+    }
 }
 
 impl LazyRestore {
@@ -270,7 +279,6 @@ impl LazyRestore {
             uffd: weak,
             pulse,
             unwanted,
-            looked: AtomicU64::new(0),
         })
     }
 }
@@ -286,7 +294,7 @@ impl LazyRestore {
         /// Storage that works has answered by then.
         const PATIENCE: Duration = Duration::from_secs(1);
         const LOOK: Duration = Duration::from_millis(1);
-        let number = self.pulse.asked.fetch_add(1, Ordering::SeqCst) + 1;
+        let number = self.pulse.ask();
         let until = Instant::now() + PATIENCE;
         loop {
             if self.is_finished() || self.pulse.answered.load(Ordering::SeqCst) >= number {
@@ -299,14 +307,15 @@ impl LazyRestore {
         }
     }
 
-    /// Whether nobody waits for memory, or the snapshot's storage has answered since this was asked before.
-    pub fn brings(&self) -> bool {
-        let looked = self.looked.load(Ordering::SeqCst);
-        let has_answered = looked > 0 && self.pulse.answered.load(Ordering::SeqCst) >= looked;
-        if looked == 0 || has_answered {
-            let number = self.pulse.asked.fetch_add(1, Ordering::SeqCst) + 1;
-            self.looked.store(number, Ordering::SeqCst);
-        }
+    /// Whether nobody waits for memory, or the snapshot's storage has answered since `question` was asked first.
+    pub fn brings(&self, question: &mut Question) -> bool {
+        let has_answered = match question.0 {
+            Some(number) => self.pulse.answered.load(Ordering::SeqCst) >= number,
+            None => {
+                question.0 = Some(self.pulse.ask());
+                false
+            }
+        };
         has_answered || !self.is_waited_for()
     }
 
@@ -943,29 +952,35 @@ mod tests {
         let (transfer, memory) = transfer(4, false);
         let (uffd, pulse) = (Arc::downgrade(&transfer.uffd), Arc::clone(&transfer.pulse));
         let stop = transfer.stop.try_clone().unwrap();
+        // Dropped after the sender, for which the thread waits.
+        let lazy;
         let (go, goes) = mpsc::channel::<()>();
         let thread = thread::spawn(move || {
             goes.recv().unwrap();
             let _ = run(transfer).0.join();
         });
-        let lazy = LazyRestore {
+        lazy = LazyRestore {
             stop,
             thread: Some(thread),
             uffd,
             pulse,
             unwanted: Cancel::default(),
-            looked: AtomicU64::new(0),
         };
-        assert!(!lazy.is_waited_for() && lazy.brings());
+        let [mut early, mut late] = [Question::default(); 2];
+        assert!(!lazy.is_waited_for() && lazy.brings(&mut early));
         let byte = read(memory as u64);
         while !lazy.is_waited_for() {
             thread::yield_now();
         }
-        assert!(!lazy.answers() && !lazy.brings());
+        assert!(!lazy.answers() && !lazy.brings(&mut early));
+        // An answer to a question of another wait, as storage gives before it hangs.
+        let Question(number) = early;
+        lazy.pulse.answered.store(number.unwrap(), Ordering::SeqCst);
+        assert!(!lazy.brings(&mut late) && !lazy.brings(&mut late));
         assert!(byte.try_recv().is_err());
         go.send(()).unwrap();
         assert_eq!(byte.recv_timeout(HANG), Ok(1));
-        assert!(lazy.answers());
+        assert!(lazy.answers() && lazy.brings(&mut late));
         while lazy.is_waited_for() {
             thread::yield_now();
         }
