@@ -114,7 +114,7 @@ impl ConsoleBackend {
                         path: path.clone(),
                         source,
                     })?;
-                Self::new(Target::Direct(file), Input::None)
+                Self::new(target(file), Input::None)
             }
             ConsoleMode::Socket(path) => Self::on_socket(NamedSocket::listen(path)?),
         }
@@ -195,10 +195,18 @@ fn stdio(input: RawFd, output: RawFd) -> Result<ConsoleBackend, ConsoleError> {
 
 fn output_of(fd: RawFd) -> io::Result<Target> {
     match reopen(fd, OpenOptions::new().write(true)) {
-        Ok((file, true)) => Ok(Target::Direct(file)),
+        Ok((file, true)) => Ok(target(file)),
         Ok((file, false)) => Ok(Target::Cautious(file)),
         Err(error) if error.raw_os_error() == Some(libc::EBADF) => Ok(Target::Discard),
         Err(error) => Err(error),
+    }
+}
+
+/// A target that need not be polled.
+fn target(file: File) -> Target {
+    match file.metadata() {
+        Ok(metadata) if metadata.is_file() => Target::Regular(file),
+        _ => Target::Direct(file),
     }
 }
 

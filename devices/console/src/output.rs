@@ -32,7 +32,9 @@ pub(super) enum Target {
     /// The reader has closed. Its descriptor stays open until the console thread, which may be
     /// watching it, replaces it.
     Left { _file: File },
-    /// A regular file, or a descriptor that was made non-blocking.
+    /// A regular file: it takes everything, however long that takes.
+    Regular(File),
+    /// A descriptor that was made non-blocking.
     Direct(File),
     /// A descriptor that could not be made non-blocking: it is polled before each write.
     Cautious(File),
@@ -55,7 +57,10 @@ struct State {
 }
 
 struct Shared {
+    /// Held by a thread that writes to a regular file, whose storage may not answer: others must not wait for it then.
     state: Mutex<State>,
+    /// There may be a backlog, whatever the target is.
+    may_wait: bool,
     dropped: AtomicU64,
     /// Written when the backlog becomes non-empty.
     pending: EventFd,
@@ -72,6 +77,7 @@ pub struct ConsoleOutput(Arc<Shared>);
 impl ConsoleOutput {
     pub(super) fn new(target: Target) -> io::Result<Self> {
         Ok(Self(Arc::new(Shared {
+            may_wait: !matches!(target, Target::Discard | Target::Regular(_)),
             state: Mutex::new(State {
                 target,
                 backlog: VecDeque::new(),
@@ -88,7 +94,7 @@ impl ConsoleOutput {
 
     /// Whether output may have to wait for the host, so that `flush_backlog` must be called.
     pub(super) fn may_wait(&self) -> bool {
-        !matches!(self.lock().target, Target::Discard)
+        self.0.may_wait
     }
 
     /// Becomes readable when there is a backlog to flush.
@@ -103,6 +109,9 @@ impl ConsoleOutput {
 
     /// Writes as much of the backlog as the host accepts.
     pub(super) fn flush_backlog(&self) -> Flushed {
+        if !self.0.may_wait {
+            return Flushed::All;
+        }
         let state = &mut *self.lock();
         while !state.backlog.is_empty() {
             match state.target.write(state.backlog.as_slices().0) {
@@ -139,8 +148,9 @@ impl Write for ConsoleOutput {
         while state.backlog.is_empty() && !rest.is_empty() {
             match state.target.write(rest) {
                 Outcome::Took(count) => rest = rest.get(count..).unwrap_or_default(),
-                Outcome::Blocked(_) | Outcome::Absent => break,
-                Outcome::Refused => {
+                Outcome::Blocked(_) | Outcome::Absent if self.0.may_wait => break,
+                // Nobody would write it later.
+                Outcome::Blocked(_) | Outcome::Absent | Outcome::Refused => {
                     self.count_dropped(rest.len());
                     return Ok(data.len());
                 }
@@ -185,7 +195,7 @@ impl Target {
         let (file, data) = match self {
             Self::Discard => return Outcome::Took(data.len()),
             Self::Absent | Self::Left { .. } => return Outcome::Absent,
-            Self::Direct(file) => (file, data),
+            Self::Regular(file) | Self::Direct(file) => (file, data),
             Self::Cautious(file) => {
                 if !writable(file.as_raw_fd(), 0) {
                     return Outcome::Blocked(file.as_raw_fd());
@@ -246,6 +256,19 @@ mod tests {
         ours.set_nonblocking(true).unwrap();
         let target = Target::Direct(File::from(OwnedFd::from(ours)));
         (ConsoleOutput::new(target).unwrap(), theirs)
+    }
+
+    #[test]
+    fn nobody_waits_for_a_write_to_a_file() {
+        let file = tempfile::tempfile().unwrap();
+        let output = ConsoleOutput::new(Target::Regular(file)).unwrap();
+        let others = output.clone();
+        let (sender, done) = std::sync::mpsc::channel();
+        // As a thread does whose write the file's storage does not answer.
+        let _writes = output.lock();
+        std::thread::spawn(move || sender.send((others.may_wait(), others.flush_backlog())));
+        let done = done.recv_timeout(std::time::Duration::from_secs(20));
+        assert_eq!(done, Ok((false, Flushed::All)));
     }
 
     #[test]

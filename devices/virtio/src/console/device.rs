@@ -6,12 +6,13 @@ use std::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicU64, Ordering},
     },
+    time::Duration,
 };
 
 use base::Unpoisoned;
 use console::InputSink;
 use device_model::{
-    lifecycle::{ActivateError, StateError},
+    lifecycle::{ActivateError, StateError, Unanswered},
     thread::{ThreadRole, ThreadSpawner},
     worker::{DeviceWorker, NotStarted, Worker},
 };
@@ -23,6 +24,7 @@ use super::input::{CAPACITY, Input};
 use crate::{
     config_change::ConfigChange,
     device::{Activation, ActiveQueue, DeviceType, VirtioDevice},
+    in_flight::InFlight,
     served::{COMMON_FEATURES, Chain, ServedQueue, read_config_bytes},
 };
 
@@ -100,13 +102,15 @@ pub struct Console {
     input: Arc<Input>,
     /// Owned by the worker while the device is active.
     output: Option<Box<dyn Write + Send>>,
+    /// Output that the host has not taken yet: a file's storage may not answer.
+    writes: Arc<InFlight>,
     sent: Arc<AtomicU64>,
     spawner: Arc<dyn ThreadSpawner>,
     worker: Option<Worker<ConsoleWorker>>,
 }
 
 impl Console {
-    /// Creates a console that prints to `output`, which must not block.
+    /// Creates a console that prints to `output`, which must not block longer than the storage of a file.
     pub fn new(
         options: Options,
         output: Box<dyn Write + Send>,
@@ -121,6 +125,7 @@ impl Console {
             window: Arc::new(window),
             input: Arc::new(Input::new()?),
             output: Some(output),
+            writes: Arc::default(),
             sent: Arc::default(),
             spawner,
             worker: None,
@@ -176,6 +181,7 @@ impl VirtioDevice for Console {
         let Some(output) = self.output.take() else {
             return Err(ActivateError::MissingQueues { got: 0, needed: 2 });
         };
+        self.writes.start_over();
         let name = &self.thread_name;
         let queue =
             |active| ServedQueue::new(active, memory.clone(), interrupt.clone(), features, name);
@@ -184,6 +190,7 @@ impl VirtioDevice for Console {
             transmit: queue(transmit),
             input: Arc::clone(&self.input),
             output,
+            writes: Arc::clone(&self.writes),
             sent: Arc::clone(&self.sent),
         };
         match Worker::start(&*self.spawner, ThreadRole::Console, name, worker) {
@@ -200,6 +207,15 @@ impl VirtioDevice for Console {
                 })
             }
         }
+    }
+
+    fn quiesce(&mut self, patience: Duration) -> Result<(), Unanswered> {
+        let what = || format!("console {:?}", self.thread_name);
+        self.writes.quiesce(what, patience)
+    }
+
+    fn carry_on(&mut self) {
+        self.writes.carry_on();
     }
 
     fn deactivate(&mut self) -> Vec<ActiveQueue> {
@@ -250,6 +266,7 @@ struct ConsoleWorker {
     transmit: ServedQueue,
     input: Arc<Input>,
     output: Box<dyn Write + Send>,
+    writes: Arc<InFlight>,
     sent: Arc<AtomicU64>,
 }
 
@@ -275,11 +292,15 @@ impl ConsoleWorker {
 
     /// Prints the guest's output.
     fn transmit(&mut self) {
-        let (output, sent) = (&mut self.output, &self.sent);
+        let (output, writes, sent) = (&mut self.output, &self.writes, &self.sent);
         self.transmit.serve(|chain, ram| {
             let Ok(reader) = chain.reader(ram) else {
                 return Chain::Used(0);
             };
+            // Output that is held back stays in the queue, which is kicked when it may continue.
+            if !writes.begin() {
+                return Chain::Later;
+            }
             let mut bytes = Vec::new();
             if reader
                 .take(MAX_OUTPUT as u64)
@@ -290,6 +311,7 @@ impl ConsoleWorker {
                 // The output counts the bytes for which it has no room.
                 let _ = output.write_all(&bytes);
             }
+            writes.end();
             Chain::Used(0)
         });
         let _ = self.output.flush();

@@ -1,6 +1,11 @@
 use std::{
     io::{self, Write},
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{
+        Arc, Mutex,
+        atomic::Ordering,
+        mpsc::{self, Receiver, Sender},
+    },
+    time::Duration,
 };
 
 use device_model::thread::Unconfined;
@@ -58,6 +63,55 @@ fn what_the_guest_sends_is_printed() {
     tx.request(b"hello ", 0);
     tx.request(b"world", 0);
     assert_eq!(*screen.0.lock().unwrap(), b"hello world");
+    assert_eq!(console.deactivate().len(), 2);
+}
+
+/// A file on slow storage: it signals that a write has begun, and completes it when told to.
+struct Slow(Sender<()>, Receiver<()>);
+
+impl Write for Slow {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.send(()).map_err(io::Error::other)?;
+        self.1.recv().map_err(io::Error::other)?;
+        Ok(bytes.len())
+    }
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+#[test]
+fn a_console_stops_between_two_writes_of_its_output() {
+    let ((begun, has_begun), (go_on, goes_on)) = (mpsc::channel(), mpsc::channel());
+    let options = Options {
+        thread_name: "_console0".to_owned(),
+        size: None,
+    };
+    let output = Box::new(Slow(begun, goes_on));
+    let mut console = Console::new(options, output, Arc::new(Unconfined)).unwrap();
+    let guest = Guest::new();
+    let (rx, tx) = (guest.queue(0, 16), guest.queue(1, 16));
+    console.activate(guest.activation(&[&rx, &tx])).unwrap();
+    for _ in 0..2 {
+        tx.submit(&[(tx.buffers(), 8, false)]);
+    }
+    has_begun.recv().unwrap();
+    assert!(console.quiesce(Duration::ZERO).is_err());
+    go_on.send(()).unwrap();
+    console.quiesce(Duration::from_secs(20)).unwrap();
+    assert!(
+        has_begun.try_recv().is_err(),
+        "it writes although it is held"
+    );
+    console.carry_on();
+    tx.submit(&[(tx.buffers(), 8, false)]);
+    for _ in 0..2 {
+        has_begun.recv_timeout(Duration::from_secs(20)).unwrap();
+        go_on.send(()).unwrap();
+    }
+    for _ in 0..3 {
+        tx.wait_used();
+    }
     assert_eq!(console.deactivate().len(), 2);
 }
 
