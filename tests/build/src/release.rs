@@ -2,6 +2,7 @@
 //! nobody needs to install.
 
 use std::{
+    collections::HashMap,
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -22,6 +23,10 @@ pub const PROGRAMS: &[(&str, &str)] = &[
 /// Number of functions of a program that are looked up.
 const SAMPLE: usize = 20;
 
+/// Functions of the same instructions become one: they were 90 kB of gantry. The linker is the one that comes with Rust for
+/// this target. (In a backtrace, such a function may have another one's name.)
+const FOLD: &str = "target.x86_64-unknown-linux-gnu.rustflags = ['-Clink-arg=-Wl,--icf=all']";
+
 /// Builds programs of packages, and splits each one into a directory.
 pub fn build(wanted: &[(&str, &[&str])], folder: &Path) -> Result<Vec<PathBuf>> {
     packages::install(PROGRAMS)?;
@@ -34,6 +39,7 @@ pub fn build(wanted: &[(&str, &[&str])], folder: &Path) -> Result<Vec<PathBuf>> 
         .args(wanted.iter().flat_map(|(name, _)| ["--package", name]))
         .env("CARGO_TARGET_DIR", &target)
         .args(["--config", "profile.release.package.vmm.strip = 'none'"])
+        .args(["--config", FOLD])
         .env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only")
         .env("CARGO_PROFILE_RELEASE_STRIP", "none");
     packages::run(&mut build)?;
@@ -50,13 +56,27 @@ pub fn names_lines(program: &Path) -> Result<Outcome> {
     let mut debug = program.as_os_str().to_owned();
     debug.push(".debug");
     let symbols = packages::output(Command::new("nm").arg(&debug))?;
+    let symbols: Vec<(&str, &str)> = symbols
+        .lines()
+        .filter_map(|line| {
+            let mut words = line.split_whitespace();
+            let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
+            matches!(kind, "t" | "T").then_some((address, name))
+        })
+        .collect();
+    // One that was folded with others has a name of theirs.
+    let mut named_at = HashMap::new();
+    for (address, _) in &symbols {
+        *named_at.entry(*address).or_insert(0) += 1;
+    }
     // Mangled names contain the names of their crates; this one is only in gantry.
-    let functions = symbols.lines().filter_map(|line| {
-        let mut words = line.split_whitespace();
-        let (address, kind, name) = (words.next()?, words.next()?, words.next()?);
-        (matches!(kind, "t" | "T") && name.contains("11vmm_machine")).then_some(address)
-    });
-    let functions: Vec<_> = functions.take(SAMPLE).collect();
+    let functions = symbols
+        .iter()
+        .filter(|(address, name)| named_at[address] == 1 && name.contains("11vmm_machine"));
+    let functions: Vec<_> = functions
+        .map(|(address, _)| *address)
+        .take(SAMPLE)
+        .collect();
     // The program's link to the debug file works for debuggers and for Rust's runtime.
     let told = |program: &Path| {
         let mut tell = Command::new("addr2line");
