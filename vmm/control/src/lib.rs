@@ -185,6 +185,8 @@ pub struct Control {
     adding: BTreeMap<u64, Adding>,
     /// Threads that make and end machines.
     queue: Queue,
+    /// Those that end machines.
+    ends: Queue,
     sender: EventSender,
     receiver: EventReceiver,
     signals: Signals,
@@ -327,6 +329,7 @@ impl Control {
             moves: BTreeMap::new(),
             adding: BTreeMap::new(),
             queue: Queue::default(),
+            ends: Queue::default(),
             sender,
             receiver,
             signals: Signals::none().map_err(host("create an event"))?,

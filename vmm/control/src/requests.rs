@@ -21,7 +21,7 @@ use vmm_machine::{
 
 use super::{
     Advance, Control, ExitReason,
-    booting::Booter,
+    booting::{Booter, SOON},
     early_resets::EarlyResets,
     life::{Life, RunState},
     migration::{Job, OVER, host_error},
@@ -232,34 +232,30 @@ impl Control {
         Ok(())
     }
 
-    /// Ends a machine whose requests are held, or that never ran. If its devices may wait for memory that is being restored on
-    /// demand, and that storage does not bring, a thread waits for that; meanwhile its files stay in use.
+    /// Ends a machine whose requests are held, or that never ran, on a thread: it takes long to free much memory, and storage
+    /// may not answer when files are closed, or bring memory that is being restored on demand. Meanwhile its files stay in use.
     pub(super) fn end(&self, machine: Box<Machine>) {
-        if machine.has_its_memory() {
-            return drop(machine);
-        }
         machine.needs_no_memory();
         self.end_later(machine);
+        // Most are gone by then.
+        self.ends.is_empty_within(SOON);
     }
 
     fn end_later(&self, machine: Box<Machine>) {
-        log::warn!(
-            "the storage of the VM's snapshot does not answer: files of the VM stay in use until it does"
-        );
-        // The place is left when the machine is gone.
-        self.forget((machine, self.queue.place()));
+        // The places are left when the machine is gone.
+        self.forget((machine, self.queue.place(), self.ends.place()));
     }
 
     /// Ends the machine, if there is one, because the process ends.
     pub(super) fn end_with_process(&mut self) {
-        /// Time for its disks, whose storage may work.
+        /// Time for disks of machines that end on threads, whose storage may work.
         const PATIENCE: Duration = Duration::from_secs(3);
         if let Life::Live { machine, .. } = mem::take(&mut self.life)
             && !machine.has_its_memory()
         {
             self.end_later(machine);
-            self.queue.is_empty_within(PATIENCE);
         }
+        self.ends.is_empty_within(PATIENCE);
     }
 
     /// Drops the machine; only its configuration remains.

@@ -13,7 +13,7 @@ use std::{
 };
 
 use devices::pci::Bdf;
-use vmm_api::{ApiError, Handler, InProgress, Operation, Reply, Request};
+use vmm_api::{ApiError, Handler, InProgress, Operation, Reply, Request, Response};
 use vmm_machine::error::MachineError;
 use vmm_snapshot::lazy::Question;
 use vmm_sys_util::timerfd::TimerFd;
@@ -42,6 +42,8 @@ pub(super) struct StorageWaits {
     wait: Option<Wait>,
     /// Slots that the guest has given up, with devices whose requests are in flight.
     ejected: Vec<(Bdf, Question)>,
+    /// Requests that have ended a machine, and since when they wait until it is gone.
+    ended: Vec<(Instant, Reply)>,
 }
 
 /// What a guest has asked for, which ends its machine.
@@ -75,6 +77,7 @@ impl StorageWaits {
             due: None,
             wait: None,
             ejected: Vec::new(),
+            ended: Vec::new(),
         })
     }
 
@@ -197,7 +200,37 @@ impl Control {
         match stopped {
             Some(stopped) => self.wait_for_storage(Some((request, reply)), wish, stopped),
             // Refused, or done at once.
-            None => reply.send(self.handle(request)),
+            None => {
+                let is_end = ends(&request);
+                let answer = self.handle(request);
+                self.reply_when_gone(is_end, reply, answer);
+            }
+        }
+    }
+
+    /// Replies, to a request that ends a machine when that is gone, so that others can use its files.
+    fn reply_when_gone(&mut self, is_end: bool, reply: Reply, answer: Result<Response, ApiError>) {
+        if answer.is_ok() && is_end && !self.ends.is_empty_within(Duration::ZERO) {
+            self.storage.ended.push((Instant::now(), reply));
+            self.storage.arm();
+        } else {
+            reply.send(answer);
+        }
+    }
+
+    /// Replies to requests whose machines are gone, or whose storage does not answer.
+    fn reply_to_ended(&mut self) {
+        let is_gone = self.ends.is_empty_within(Duration::ZERO);
+        for (since, reply) in std::mem::take(&mut self.storage.ended) {
+            if is_gone || since.elapsed() >= PATIENCE {
+                if !is_gone {
+                    log::warn!("files of the VM stay in use until their storage answers");
+                }
+                reply.send(Ok(Response::Empty));
+            } else {
+                self.storage.ended.push((since, reply));
+                self.storage.arm();
+            }
         }
     }
 
@@ -248,6 +281,7 @@ impl Control {
             self.ejected_when_quiet(slot, question);
         }
         self.cpus_leave();
+        self.reply_to_ended();
         self.look_at_storage();
     }
 
@@ -316,11 +350,12 @@ impl Control {
                 }
             },
             Some((request, reply)) => {
+                let is_end = ends(&request);
                 let answer = self.handle(request);
                 if answer.is_err() {
                     self.let_go(wait.wish, wait.stopped);
                 }
-                reply.send(answer);
+                self.reply_when_gone(is_end, reply, answer);
             }
             None => {
                 let ended = match wait.wish {

@@ -8,7 +8,9 @@ use std::{
     any::Any,
     collections::BTreeMap,
     fs::File,
+    mem,
     sync::Arc,
+    thread::{self, JoinHandle},
     time::{Duration, Instant},
 };
 
@@ -308,7 +310,9 @@ pub struct Devices {
     /// What is plugged in where firmware reaches it.
     reach: Reach,
     /// Removed, but possibly still in use by a vCPU.
-    leaving: Vec<SharedFunction>,
+    leaving: Vec<Plugged>,
+    /// Threads that close what removed devices use on the host.
+    closing: Vec<JoinHandle<()>>,
     resets: Resets,
     pio: Arc<Bus>,
     mmio: Arc<Bus>,
@@ -389,6 +393,7 @@ impl Devices {
             plugged: BTreeMap::new(),
             reach: Reach::Nothing,
             leaving: Vec::new(),
+            closing: Vec::new(),
             resets,
             pio: Arc::clone(&buses.pio),
             mmio: Arc::clone(&buses.mmio),
@@ -691,22 +696,36 @@ impl Devices {
                 id: id.to_owned(),
                 source,
             })?;
-        self.leaving.push(device.function);
+        self.leaving.push(device);
         // A vCPU that has just looked up the slot or accessed a register may hold a reference for a moment longer. It
-        // must never drop the last one: releasing a device's host resources is not a vCPU's job.
+        // must never drop the last one: releasing a device's host resources is not a vCPU's job. Storage that works lets
+        // go of them by then.
         let patience = Instant::now() + Duration::from_secs(1);
         while !self.reclaim() && Instant::now() < patience {
-            std::thread::yield_now();
+            thread::sleep(Duration::from_micros(100));
         }
         Ok(())
     }
 
-    /// Drops removed devices that no vCPU uses any more; returns false if some are still in use.
+    /// Has a thread drop removed devices that no vCPU uses any more, as their storage may not answer; returns false if some
+    /// are still in use, or being dropped.
     fn reclaim(&mut self) -> bool {
-        self.leaving
-            .retain(|function| Arc::strong_count(function) > 1);
+        // First, so that the buses do not have the last reference to a device.
         let [pio, mmio] = [&self.pio, &self.mmio].map(|bus| bus.reclaim());
-        self.leaving.is_empty() && pio && mmio
+        if !pio || !mmio {
+            return false;
+        }
+        let leaving = mem::take(&mut self.leaving).into_iter();
+        let (unused, used): (Vec<_>, _) =
+            leaving.partition(|device| Arc::strong_count(&device.function) == 1);
+        self.leaving = used;
+        if !unused.is_empty() {
+            let close = thread::Builder::new().name("_close".to_owned());
+            // Without a thread they are dropped here.
+            self.closing.extend(close.spawn(move || drop(unused)));
+        }
+        self.closing.retain(|thread| !thread.is_finished());
+        self.leaving.is_empty() && self.closing.is_empty()
     }
 
     /// All devices by name.

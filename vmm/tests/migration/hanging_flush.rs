@@ -1,5 +1,5 @@
-//! Storage that does not answer: a file system in user space (FUSE), which this test serves, holds back flushes and writes, or
-//! reads of a part of its file.
+//! Storage that does not answer: a file system in user space (FUSE), which this test serves, holds back flushes and writes,
+//! whoever closes its file, or reads of a part of it.
 
 use std::{
     ffi::CString,
@@ -13,7 +13,10 @@ use std::{
 
 use serde_json::Value;
 
-use super::{Vmm, check_counting, has_kvm, slow_disk::start};
+use super::{
+    Vmm, check_counting, has_kvm,
+    slow_disk::{said, start},
+};
 
 const SIZE: usize = 1 << 20;
 
@@ -96,8 +99,14 @@ fn attributes(node: u64, size: usize) -> Vec<u8> {
     all
 }
 
-/// The flushes and writes that are held back, with their answers; `None` if they are answered.
-type Held = Arc<Mutex<Option<Vec<(u64, Vec<u8>)>>>>;
+/// The requests that are held back, with their answers; `None` if they are answered.
+type Held = Arc<Mutex<Option<HeldBack>>>;
+
+struct HeldBack {
+    /// Whoever closes the file, and not flushes and writes.
+    closes: bool,
+    waiting: Vec<(u64, Vec<u8>)>,
+}
 
 /// The reads that are held back.
 struct Reads {
@@ -123,11 +132,11 @@ fn serve(
         // When it may.
         let done_later =
             |body: Vec<u8>| match &mut *held.lock().unwrap_or_else(PoisonError::into_inner) {
-                Some(waiting) => {
-                    waiting.push((unique, body));
+                Some(held) if held.closes == (asked.operation == FLUSH) => {
+                    held.waiting.push((unique, body));
                     let _ = flushed.send(());
                 }
-                None => done(&body),
+                _ => done(&body),
             };
         match asked.operation {
             INIT => done(&words(&[
@@ -179,8 +188,8 @@ fn serve(
                 done_later(words(&[len as u32, 0]));
             }
             STATFS => done(&[0; 80]),
-            FSYNC => done_later(Vec::new()),
-            RELEASE | FLUSH => done(&[]),
+            FSYNC | FLUSH => done_later(Vec::new()),
+            RELEASE => done(&[]),
             FORGET | BATCH_FORGET | INTERRUPT => {}
             _ => answer(fuse, unique, libc::ENOSYS, &[]),
         }
@@ -246,7 +255,19 @@ impl Storage {
 
     /// Flushes and writes wait from now on.
     fn hold(&self) {
-        *self.held.lock().unwrap() = Some(Vec::new());
+        self.hold_back(false);
+    }
+
+    /// Whoever closes the file waits from now on.
+    fn hold_closes(&self) {
+        self.hold_back(true);
+    }
+
+    fn hold_back(&self, closes: bool) {
+        *self.held.lock().unwrap() = Some(HeldBack {
+            closes,
+            waiting: Vec::new(),
+        });
     }
 
     /// Reads from this offset on wait from now on.
@@ -277,7 +298,7 @@ impl Storage {
             .lock()
             .unwrap_or_else(PoisonError::into_inner)
             .take();
-        for (unique, body) in held.into_iter().flatten() {
+        for (unique, body) in held.into_iter().flat_map(|held| held.waiting) {
             answer(&self.fuse, unique, 0, &body);
         }
     }
@@ -337,6 +358,46 @@ fn the_api_answers_while_a_vcpu_waits_for_the_file_of_its_console() {
     assert!(vmm.ctl(&["ping"]).status.success());
     storage.allow();
     assert!(deleting.wait_with_output().unwrap().status.success());
+}
+
+#[test]
+fn the_api_answers_while_storage_keeps_a_disk_from_being_closed() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let at = dir.path().join("storage");
+    let Some(storage) = Storage::mount(&at) else {
+        return;
+    };
+    let disk = format!("id=disk,path={},image_type=raw", at.join("disk").display());
+    let mut vmm = Vmm::counting(dir.path(), "size=16M", &["--disk", &disk]);
+    // Dropped first, so that the VMM can end.
+    let storage = storage;
+    storage.hold_closes();
+    let removing = start(&vmm, &["remove-device", "disk", "--force"]);
+    storage.flushed.recv().unwrap();
+    assert!(vmm.ctl(&["ping"]).status.success());
+    // The image is given up later.
+    let removed = removing.wait_with_output().unwrap();
+    assert!(removed.status.success(), "{}", said(&removed));
+    storage.allow();
+    vmm.until("the image is given up", |vmm| {
+        vmm.ctl(&["add-disk", &disk]).status.success()
+    });
+    // Those of the removal and of looking at the image.
+    while storage.flushed.try_recv().is_ok() {}
+    storage.hold_closes();
+    let mut deleting = start(&vmm, &["delete"]);
+    storage.flushed.recv().unwrap();
+    for command in ["ping", "metrics"] {
+        let answer = vmm.ctl(&[command]);
+        assert!(answer.status.success(), "{command}: {}", said(&answer));
+    }
+    let answer = deleting.try_wait().unwrap();
+    assert_eq!(answer, None, "others cannot have the disk yet");
+    storage.allow();
+    assert!(deleting.wait().unwrap().success());
 }
 
 #[test]
