@@ -7,8 +7,9 @@
 use std::{
     fs::{self, File, FileType, OpenOptions},
     io::{self, Read},
+    mem,
     os::{
-        fd::AsRawFd,
+        fd::{AsFd, AsRawFd},
         unix::fs::{FileTypeExt, OpenOptionsExt},
     },
     path::Path,
@@ -29,6 +30,27 @@ pub enum Links {
 /// Those of open(2), or it is not a regular file.
 pub fn open(path: &Path, links: Links) -> io::Result<File> {
     open_as(path, links, OpenOptions::new().read(true))
+}
+
+/// The type of an open file (a part of `S_IFMT`), and the major number of its device if it is a device file.
+///
+/// Asks no file system: one that another process serves might not answer.
+///
+/// # Errors
+/// Those of statx(2).
+pub fn type_of(file: impl AsFd) -> io::Result<(libc::mode_t, u32)> {
+    // SAFETY: an all-zero structure is valid.
+    let mut found: libc::statx = unsafe { mem::zeroed() };
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    let fd = file.as_fd().as_raw_fd();
+    // SAFETY: an empty string, and a local to which the kernel writes one structure.
+    match unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut found) } {
+        0 => Ok((
+            libc::mode_t::from(found.stx_mode) & libc::S_IFMT,
+            found.stx_rdev_major,
+        )),
+        _ => Err(io::Error::last_os_error()),
+    }
 }
 
 /// Creates a regular file or empties an existing one.

@@ -8,11 +8,11 @@
 use std::{
     collections::BTreeMap,
     io, mem,
-    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
     sync::{Arc, Mutex},
 };
 
-use base::{Access, Mapping, Unpoisoned};
+use base::{Access, Mapping, Unpoisoned, regular_file};
 use remoting_proto::apis::nvidia::{PAGE, PageRequest};
 
 use super::{Error, slices::Slices};
@@ -156,17 +156,7 @@ impl Pages {
 
     /// Whether a file is a device file of the right kind.
     fn is_device(&self, file: BorrowedFd<'_>) -> bool {
-        // SAFETY: an all-zero structure is valid.
-        let mut found: libc::statx = unsafe { mem::zeroed() };
-        // A file system that another process serves is not asked: it might not answer.
-        let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
-        let fd = file.as_raw_fd();
-        // SAFETY: an empty string, and a local to which the kernel writes one structure.
-        let asked =
-            unsafe { libc::statx(fd, c"".as_ptr(), flags, libc::STATX_TYPE, &raw mut found) };
-        asked == 0
-            && u32::from(found.stx_mode) & libc::S_IFMT == libc::S_IFCHR
-            && found.stx_rdev_major == self.major
+        regular_file::type_of(file).is_ok_and(|is| is == (libc::S_IFCHR, self.major))
     }
 
     /// Makes a range of the BAR blank.

@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     io, mem,
+    os::fd::OwnedFd,
     sync::{
         Arc,
         mpsc::{self, RecvTimeoutError},
@@ -10,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use base::{Cancel, Chain};
+use base::{Cancel, Chain, memfd, regular_file};
 use devices::{
     accel::{left::Asking, rounds::CopiedPort},
     thread::ThreadRole,
@@ -563,9 +564,35 @@ fn absent_files(config: &VmConfig) -> Vec<String> {
     needed.chain(rules).filter_map(reason).collect()
 }
 
+/// Refuses a file that is not of the type that it is said to be: uses of it, even its end, might wait for ever for whoever
+/// serves its file system. That is not asked here.
+fn check_type(what: &FileUse, file: &OwnedFd) -> Result<(), String> {
+    let is = |wanted| regular_file::type_of(file).is_ok_and(|(found, _)| found == wanted);
+    let (fits, needed) = match what {
+        FileUse::Memory { .. } => (
+            memfd::is_shared_memory(file),
+            "shared memory (memory zones whose files are on a disk move without `local` only)",
+        ),
+        FileUse::Socket { .. } => (is(libc::S_IFSOCK), "a socket"),
+        FileUse::Tap { .. } => (is(libc::S_IFCHR), "a tap"),
+    };
+    match fits {
+        true => Ok(()),
+        false => Err(format!(
+            "a file that came with the VM is not what it is said to be: {needed}"
+        )),
+    }
+}
+
 /// The memory of an offer, and whatever else is handed over with the machine, from the received files, which are
 /// untrusted.
-fn given_files(offer: &Offer, files: Vec<GivenFile>) -> Result<(Vec<GivenMemory>, Given), String> {
+pub(super) fn given_files(
+    offer: &Offer,
+    files: Vec<GivenFile>,
+) -> Result<(Vec<GivenMemory>, Given), String> {
+    for GivenFile { what, file } in &files {
+        check_type(what, file)?;
+    }
     let mut regions = offer.regions.iter().enumerate();
     let mut memory = Vec::new();
     let others = Given::default();

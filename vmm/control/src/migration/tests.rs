@@ -58,6 +58,52 @@ fn a_tap_without_a_name_stays_and_is_kept_where_it_is_handed_over() {
 }
 
 #[test]
+fn files_that_come_with_a_vm_are_what_they_are_said_to_be() {
+    use std::os::{fd::OwnedFd, unix::net::UnixListener};
+
+    use vmm_migration::files::{FileUse, GivenFile};
+
+    let offer: Offer = serde_json::from_value(json!({
+        "protocol": 0, "state_version": 0, "gantry": "", "config": VmConfig::default(), "regions": [],
+        "verify": false, "dry_run": false, "paused": false, "local": true,
+    }))
+    .unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let memory: fn() -> FileUse = || FileUse::Memory {
+        region: 0,
+        offset: 0,
+    };
+    let socket: fn() -> FileUse = || FileUse::Socket { path: "/s".into() };
+    let tap: fn() -> FileUse = || FileUse::Tap {
+        id: "lan".to_owned(),
+        queue: 0,
+    };
+    let open = |path: &str| OwnedFd::from(File::open(path).unwrap());
+    let listener = UnixListener::bind(folder.path().join("s")).unwrap();
+    // What a file system in user space serves looks like this one.
+    for (what, file, refused) in [
+        (memory, open("/proc/version"), true),
+        (memory, open("/dev/null"), true),
+        (socket, open("/proc/version"), true),
+        (tap, open("/proc/version"), true),
+        (socket, listener.into(), false),
+        (tap, open("/dev/null"), false),
+    ] {
+        let file = GivenFile { what: what(), file };
+        let answer = arrival::given_files(&offer, vec![file]).map(drop);
+        let why = answer.err().unwrap_or_default();
+        assert_eq!(why.contains("said to be"), refused, "{why}");
+    }
+    let memfd = base::memfd::create(c"memory").unwrap();
+    let file = GivenFile {
+        what: memory(),
+        file: memfd.into(),
+    };
+    let why = arrival::given_files(&offer, vec![file]).unwrap_err();
+    assert!(why.contains("order"), "it is of a region: {why}");
+}
+
+#[test]
 fn all_who_watch_a_vm_leave_hear_how_it_has_ended() {
     let mut control = control();
     let latest = Instant::now() + WATCHED;
