@@ -49,11 +49,12 @@ pub trait Host: Send {
     fn examine(&mut self, offer: &Offer, cancel: &Cancel) -> Vec<String>;
     /// Whether `host` is the host that this process runs on.
     fn is_here(&self, host: &HostId) -> bool;
-    /// Creates a machine with memory, backed by the given files if there are any.
+    /// Creates a machine with memory, backed by the given files if there are any, unless that is cancelled.
     fn prepare(
         &mut self,
         offer: Offer,
         files: Vec<GivenFile>,
+        cancel: Cancel,
     ) -> std::result::Result<Vec<Region>, String>;
     /// Makes workers create copies of applications that still run at the source, and waits for them unless that is
     /// cancelled. If the migration fails, these workers end together with the machine.
@@ -280,7 +281,7 @@ impl<'a> Destination<'a> {
                 .iter()
                 .fold(0_u64, |sum, r| sum.saturating_add(r.len));
             self.progress.update(|info| info.total_bytes = total);
-            self.host.prepare(offer, files).map_err(Error::Machine)?
+            self.for_source(|host, cancel| host.prepare(offer, files, cancel))?
         };
         let memory = Memory::new(Arriving::new(memory));
         let token = match count {

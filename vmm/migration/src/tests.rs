@@ -273,6 +273,7 @@ impl Host for There {
         &mut self,
         offer: Offer,
         files: Vec<GivenFile>,
+        _: Cancel,
     ) -> std::result::Result<Vec<Region>, String> {
         self.failing("prepare")?;
         if offer.local {

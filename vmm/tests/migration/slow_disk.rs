@@ -607,6 +607,46 @@ fn the_api_answers_while_an_image_cannot_be_opened_for_a_vm_that_arrives() {
     first.until("it counts on", |vmm| vmm.printed().len() > printed);
 }
 
+#[test]
+fn the_api_answers_while_a_console_cannot_be_opened_for_a_vm_that_arrives() {
+    if !has_kvm() {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let mut first = Vmm::counting(dir.path(), "size=64M", &[]);
+    let mut second = Vmm::start(dir.path(), "second", &[]);
+    let folder = dir.path().join("consoles");
+    fs::create_dir(&folder).unwrap();
+    second.serial = folder.join("serial");
+    let (mut receiving, url) = second.receive(&first.serial);
+    let Some(mut held) = Held::new(&folder) else {
+        return;
+    };
+    let how = ["send-migration", &url, "--watch", "--preserve-source"];
+    let sending = start(&first, &how);
+    let waits = held.waits();
+    for command in ["ping", "migration"] {
+        let answer = second.ctl(&[command]);
+        assert!(answer.status.success(), "{command}: {}", said(&answer));
+    }
+    let cancelled = second.ctl(&["cancel-migration"]);
+    assert!(cancelled.status.success(), "{}", said(&cancelled));
+    assert!(!receiving.wait().unwrap().success());
+    let sent = sending.wait_with_output().unwrap();
+    assert!(said(&sent).contains("cancelled"), "{}", said(&sent));
+    // Another one waits until that machine is gone.
+    let refused = second.ctl(&["receive-migration", &url]);
+    assert!(
+        said(&refused).contains("has not ended"),
+        "{}",
+        said(&refused)
+    );
+    held.allow(waits);
+    drop(held);
+    let (mut third, _) = first.move_to(dir.path(), "third", &[]);
+    third.until("it counts on", |vmm| vmm.printed().len() > 9);
+}
+
 /// Images in folders of their own, the second of which is to be held back.
 fn two_images(dir: &Path) -> [std::path::PathBuf; 2] {
     ["free", "images"].map(|name| {

@@ -6,8 +6,9 @@ use std::{
     os::fd::OwnedFd,
     sync::{
         Arc,
-        mpsc::{self, RecvTimeoutError},
+        mpsc::{self, Receiver, RecvTimeoutError},
     },
+    thread,
     time::Duration,
 };
 
@@ -48,6 +49,26 @@ use super::{
     summary, words,
 };
 
+const UNPREPARED: &str = "no machine was prepared";
+const CANCELLED: &str =
+    "files of the VM were still waited for at the destination when it was cancelled";
+
+/// What a thread does for a machine that arrives, which it returns.
+type Apart<R> = Box<dyn FnOnce() -> Result<(Incoming, R), String> + Send>;
+
+/// Waits for what a thread sends; `None` if the thread has ended, or the migration is cancelled before.
+fn wait<T>(done: &Receiver<T>, cancel: &Cancel) -> Option<T> {
+    /// Interval for looking at whether the migration is cancelled.
+    const LOOK: Duration = Duration::from_millis(20);
+    loop {
+        match done.recv_timeout(LOOK) {
+            Ok(done) => return Some(done),
+            Err(RecvTimeoutError::Timeout) if !cancel.is_cancelled() => {}
+            Err(_) => return None,
+        }
+    }
+}
+
 /// The control thread, as accessed by the thread of an incoming migration.
 struct Coming {
     control: OnControl,
@@ -72,6 +93,77 @@ impl Coming {
         done.unwrap_or_else(|| Err("the destination's VMM ends".to_owned()))
     }
 
+    /// Does work on the machine that takes as long as storage likes: see [`Coming::apart`].
+    fn on_machine_apart<R: Send + 'static>(
+        &self,
+        cancel: &Cancel,
+        work: impl FnOnce(&mut Incoming) -> Result<R, String> + Send + 'static,
+    ) -> Result<R, String> {
+        self.apart(cancel, |control| {
+            let Job::Incoming { machine, .. } = &mut control.migrations.job else {
+                return Err(UNPREPARED.to_owned());
+            };
+            let mut incoming = machine.take().ok_or_else(|| UNPREPARED.to_owned())?;
+            Ok(Box::new(move || {
+                let done = work(&mut incoming)?;
+                Ok((incoming, done))
+            }))
+        })
+    }
+
+    /// Does what takes as long as storage likes on a thread that may do what the control thread may. The job gets the machine
+    /// afterwards. If the migration is cancelled, the thread is left behind, and the machine ends there.
+    fn apart<R: Send + 'static>(
+        &self,
+        cancel: &Cancel,
+        begin: impl FnOnce(&mut Control) -> Result<Apart<R>, String> + Send + 'static,
+    ) -> Result<R, String> {
+        let (sender, done) = mpsc::sync_channel(1);
+        let of_thread = cancel.clone();
+        self.on_incoming(move |control| {
+            let (work, place) = (begin(control)?, control.queue.place());
+            let body = move || {
+                let done = match place.wait(&of_thread) {
+                    true => work(),
+                    false => Err(CANCELLED.to_owned()),
+                };
+                // Nobody waits for what was cancelled.
+                let _ = sender.send((done, place));
+            };
+            let started = thread::Builder::new().name("_machine".to_owned());
+            started.spawn(body).map_err(|error| error.to_string())?;
+            Ok(())
+        })?;
+        let Some((done, place)) = wait(&done, cancel) else {
+            self.control.tell(move |control| control.forget(done));
+            return Err(CANCELLED.to_owned());
+        };
+        let (incoming, done) = done?;
+        let number = self.number;
+        let kept = self.control.ask(move |control| {
+            // Left when the job has the machine.
+            let _place = place;
+            match &mut control.migrations.job {
+                Job::Incoming {
+                    number: of,
+                    machine,
+                    ..
+                } if *of == number => {
+                    *machine = Some(incoming);
+                    true
+                }
+                _ => {
+                    control.end(incoming.machine);
+                    false
+                }
+            }
+        });
+        match kept {
+            Some(true) => Ok(done),
+            _ => Err(CANCELLED.to_owned()),
+        }
+    }
+
     fn on_machine<R: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Incoming) -> Result<R, String> + Send + 'static,
@@ -81,7 +173,7 @@ impl Coming {
                 machine: Some(machine),
                 ..
             } => work(machine),
-            _ => Err("no machine was prepared".to_owned()),
+            _ => Err(UNPREPARED.to_owned()),
         })
     }
 
@@ -92,8 +184,6 @@ impl Coming {
         cancel: &Cancel,
         work: impl FnOnce() -> R + Send + 'static,
     ) -> Result<Option<R>, String> {
-        /// Interval for looking at whether the migration is cancelled.
-        const LOOK: Duration = Duration::from_millis(20);
         let (sender, done) = mpsc::sync_channel(1);
         let body = move || {
             // Nobody waits for what was cancelled.
@@ -102,13 +192,7 @@ impl Coming {
         let name = "_open".to_owned();
         self.control
             .start_as(ThreadRole::Restore, name, Box::new(body))?;
-        loop {
-            match done.recv_timeout(LOOK) {
-                Ok(done) => return Ok(Some(done)),
-                Err(RecvTimeoutError::Timeout) if !cancel.is_cancelled() => {}
-                Err(_) => return Ok(None),
-            }
-        }
+        Ok(wait(&done, cancel))
     }
 
     /// Opens the images of the machine's disks, whose locks the source has.
@@ -160,12 +244,19 @@ impl Receives for Coming {
         self.host.as_ref() == Some(host)
     }
 
-    fn prepare(&mut self, offer: Offer, files: Vec<GivenFile>) -> Result<Vec<Region>, String> {
+    fn prepare(
+        &mut self,
+        offer: Offer,
+        files: Vec<GivenFile>,
+        cancel: Cancel,
+    ) -> Result<Vec<Region>, String> {
         let given = match offer.local {
             true => Some(given_files(&offer, files)?),
             false => None,
         };
-        self.on_incoming(move |control| control.prepare_incoming(&offer, given))
+        self.apart(&cancel, move |control| {
+            control.prepare_incoming(offer, given)
+        })
     }
 
     fn copy(
@@ -174,7 +265,7 @@ impl Receives for Coming {
         archive: File,
         cancel: Cancel,
     ) -> Result<(), String> {
-        let ports = self.on_machine(move |incoming| {
+        let ports = self.on_machine_apart(&cancel, move |incoming| {
             let ports = incoming.machine.ports_to_prepare(&incoming.config, ports);
             ports.map_err(words)
         })?;
@@ -189,7 +280,7 @@ impl Receives for Coming {
         cancel: Cancel,
     ) -> Result<(), String> {
         let images = self.open_images(&cancel)?;
-        let ports = self.on_machine(move |incoming| {
+        let ports = self.on_machine_apart(&cancel, move |incoming| {
             let (config, machine) = (&mut incoming.config, &mut incoming.machine);
             // A machine that is to stay paused does not advance its clocks.
             let away = saved_at.filter(|_| !incoming.paused).map(Moment::ago);
@@ -323,16 +414,22 @@ impl Control {
     }
 
     /// Handles the end of an incoming migration.
-    fn received(&mut self, number: u64, ended: Result<(), Ended>) {
+    pub(super) fn received(&mut self, number: u64, ended: Result<(), Ended>) {
         if !self.migrations.is_current(number) {
             return;
         }
         let Job::Incoming {
-            progress, reply, ..
+            progress,
+            reply,
+            machine,
+            ..
         } = mem::replace(&mut self.migrations.job, Job::None)
         else {
             return;
         };
+        if let Some(incoming) = machine {
+            self.end(incoming.machine);
+        }
         let answer = match ended {
             Ok(()) => {
                 log::info!("the VM has arrived: {}", summary(&progress.info()));
@@ -413,13 +510,14 @@ impl Control {
         }
     }
 
+    /// What makes the machine of an offer, and returns its memory.
     fn prepare_incoming(
         &mut self,
-        offer: &Offer,
+        offer: Offer,
         given: Option<(Vec<GivenMemory>, Given)>,
-    ) -> Result<Vec<Region>, String> {
+    ) -> Result<Apart<Vec<Region>>, String> {
         let mut config = self
-            .incoming_config(offer)
+            .incoming_config(&offer)
             .map_err(|reasons| reasons.join("; "))?;
         let plugged: Vec<_> = offer
             .regions
@@ -437,30 +535,32 @@ impl Control {
             host.memory = Some(memory);
             host.given = Arc::new(others);
         }
-        let machine = Machine::arriving(&mut config, &plugged, host)
-            .map_err(|error| failed(&error).to_string())?;
-        let ram = machine.moving_ram();
-        let here: Vec<_> = ram.iter().map(offered).collect();
-        if here != offer.regions {
-            return Err("the machine has its memory elsewhere here than at the source".to_owned());
-        }
-        if !is_given {
-            // Nothing of a VM that is refused is changed.
-            let cleared = machine.clear_memory();
-            cleared.map_err(|error| failed(&error).to_string())?;
-        }
-        if let Job::Incoming { machine: slot, .. } = &mut self.migrations.job {
-            *slot = Some(Incoming {
+        Ok(Box::new(move || {
+            let machine = Machine::arriving(&mut config, &plugged, host)
+                .map_err(|error| failed(&error).to_string())?;
+            let ram = machine.moving_ram();
+            let here: Vec<_> = ram.iter().map(offered).collect();
+            if here != offer.regions {
+                return Err(
+                    "the machine has its memory elsewhere here than at the source".to_owned(),
+                );
+            }
+            if !is_given {
+                // Nothing of a VM that is refused is changed.
+                let cleared = machine.clear_memory();
+                cleared.map_err(|error| failed(&error).to_string())?;
+            }
+            let incoming = Incoming {
                 config,
                 machine: Box::new(machine),
                 paused: offer.paused,
-            });
-        }
-        let region = |moving: MovingRegion| Region {
-            guest: moving.guest,
-            mapping: moving.mapping,
-        };
-        Ok(ram.into_iter().map(region).collect())
+            };
+            let region = |moving: MovingRegion| Region {
+                guest: moving.guest,
+                mapping: moving.mapping,
+            };
+            Ok((incoming, ram.into_iter().map(region).collect()))
+        }))
     }
 
     fn run_incoming(&mut self) -> Result<(), String> {
@@ -473,7 +573,7 @@ impl Control {
             paused,
         }) = machine.take()
         else {
-            return Err("no machine was prepared".to_owned());
+            return Err(UNPREPARED.to_owned());
         };
         if !paused {
             machine

@@ -26,6 +26,7 @@ impl Host for Fresh {
         &mut self,
         _offer: Offer,
         _files: Vec<GivenFile>,
+        _cancel: Cancel,
     ) -> std::result::Result<Vec<Region>, String> {
         let region = Region::unused(0, PAGES * PAGE).map_err(|error| error.to_string())?;
         Ok(vec![region])
