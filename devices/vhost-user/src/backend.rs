@@ -182,15 +182,19 @@ impl Backend {
             }
             false => Slots::Table,
         };
-        let config = match model.config {
-            Config::Theirs { len, .. } if !protocol.contains(Protocol::CONFIG) => {
-                return Err(match len {
-                    0 => lacks("a configuration"),
-                    _ => lacks("VHOST_USER_PROTOCOL_F_CONFIG"),
-                });
+        let config = match &model.config {
+            Config::Own(config) => config.clone(),
+            Config::Theirs { .. } if !protocol.contains(Protocol::CONFIG) => {
+                return Err(lacks("VHOST_USER_PROTOCOL_F_CONFIG"));
             }
-            Config::Theirs { len, .. } => {
-                read_config(&mut connection, len, deadline).map_err(failed)?
+            Config::Theirs { len, own } => {
+                let config = read_config(&mut connection, *len, deadline);
+                let mut config = config.map_err(failed)?;
+                let (at, own) = own;
+                if let Some(place) = config.get_mut(*at..*at + own.len()) {
+                    place.copy_from_slice(own);
+                }
+                config
             }
         };
         Ok(Self {
@@ -198,7 +202,7 @@ impl Backend {
             features,
             protocol,
             slots,
-            config: model.shown(config),
+            config,
         })
     }
 

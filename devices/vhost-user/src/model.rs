@@ -33,6 +33,9 @@ const BLOCK_LEN: usize = 60;
 /// Offset of `num_queues`.
 const BLOCK_QUEUES: usize = 34;
 
+/// Length of a shared folder's name in its configuration.
+const TAG: usize = 36;
+
 /// A device, as far as its type decides about it.
 #[derive(Clone, Debug)]
 pub struct Model {
@@ -54,6 +57,8 @@ pub struct Model {
 pub(crate) enum Config {
     /// This many bytes from the back end, with these bytes at an offset.
     Theirs { len: usize, own: (usize, Vec<u8>) },
+    /// Gantry.
+    Own(Vec<u8>),
 }
 
 impl Model {
@@ -76,18 +81,35 @@ impl Model {
         }
     }
 
+    /// A shared folder of this name, with so many queues for requests.
+    pub fn fs(tag: &str, queues: u16, queue_size: u16) -> Self {
+        let mut config = tag.as_bytes().to_vec();
+        config.resize(TAG, 0);
+        config.extend_from_slice(&u32::from(queues).to_le_bytes());
+        Self {
+            device_type: DeviceType {
+                number: 26,
+                name: "shared folder",
+                class: DeviceType::UNCLASSIFIED,
+            },
+            allowed: RING,
+            // The first is for requests that are urgent (virtio 1.2, 5.11.2).
+            queue_sizes: vec![queue_size; usize::from(queues) + 1],
+            least_queues: 2,
+            config: Config::Own(config),
+            // Another server knows none of the files that the guest has open.
+            resumes: false,
+        }
+    }
+
+    /// The type of device.
+    pub fn device_type(&self) -> DeviceType {
+        self.device_type
+    }
+
     /// Number of queues.
     pub fn queues(&self) -> u16 {
         // At most as many as a configuration can name.
         self.queue_sizes.len() as u16
-    }
-
-    /// The configuration that the driver sees, from what the back end says.
-    pub(crate) fn shown(&self, mut theirs: Vec<u8>) -> Vec<u8> {
-        let Config::Theirs { own: (at, own), .. } = &self.config;
-        if let Some(place) = theirs.get_mut(*at..*at + own.len()) {
-            place.copy_from_slice(own);
-        }
-        theirs
     }
 }

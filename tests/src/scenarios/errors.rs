@@ -178,7 +178,6 @@ fn json_errors(context: &Context) -> Result<()> {
 fn unsupported(context: &Context) -> Result<()> {
     let gantry = Gantry::start(&context.dir, &[])?;
     for more in [
-        json!({"fs": [{"tag": "t", "socket": "/tmp/s", "num_queues": 1, "queue_size": 128}]}),
         json!({"tpm": {"socket": "/tmp/s"}}),
         json!({"vdpa": [{"path": "/dev/v", "num_queues": 1}]}),
         json!({"platform": {"tdx": true}}),

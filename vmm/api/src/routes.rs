@@ -3,7 +3,7 @@
 use std::os::fd::OwnedFd;
 
 use serde::{Serialize, de::DeserializeOwned};
-use vmm_config::{FsConfig, GenericVhostUserConfig, Invalid, Kind, Refused, VdpaConfig, VmConfig};
+use vmm_config::{GenericVhostUserConfig, Invalid, Kind, Refused, VdpaConfig, VmConfig};
 
 use super::{ApiError, Request, RestoreConfig, Status, body};
 
@@ -119,7 +119,6 @@ const ROUTES: &[Route] = &[
         "vm.coredump",
         Action::Body(|p, b| plain(p, b, Request::VmCoredump)),
     ),
-    unsupported::<FsConfig>("vm.add-fs", "shared folders (virtio-fs)"),
     unsupported::<GenericVhostUserConfig>(
         "vm.add-generic-vhost-user",
         "devices of other processes (vhost-user)",
@@ -297,11 +296,11 @@ mod tests {
 
     #[test]
     fn what_gantry_does_not_do_is_refused_after_the_body_was_understood() {
-        let (status, message) = refused("PUT", "/api/v1/vm.add-fs", "{}");
+        let (status, message) = refused("PUT", "/api/v1/vm.add-vdpa", "{}");
         assert_eq!(status, 400);
-        assert!(message.contains("missing field `tag`"), "{message}");
-        let body = r#"{"tag":"t","socket":"/s"}"#;
-        let (status, message) = refused("PUT", "/api/v1/vm.add-fs", body);
+        assert!(message.contains("missing field `path`"), "{message}");
+        let body = r#"{"path":"/v"}"#;
+        let (status, message) = refused("PUT", "/api/v1/vm.add-vdpa", body);
         assert_eq!(status, 400);
         assert!(message.contains("not supported by Gantry"), "{message}");
     }

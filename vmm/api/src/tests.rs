@@ -251,7 +251,7 @@ fn a_bad_body_is_explained_and_the_connection_goes_on() {
         &mut stream,
         "PUT",
         "vm.create",
-        r#"{"payload":{},"fs":[{"tag":"t","socket":"/s"}]}"#,
+        r#"{"payload":{},"vdpa":[{"path":"/v"}]}"#,
     );
     let (status, body) = receive(&mut stream);
     assert_eq!(status, 400);

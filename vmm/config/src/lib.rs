@@ -16,6 +16,7 @@ mod cpus;
 mod descriptor;
 mod device;
 mod disk;
+mod fs;
 mod gpu;
 mod kind;
 mod memory;
@@ -44,6 +45,7 @@ pub use cpus::{CoreScheduling, CpuAffinity, CpuFeatures, CpuTopology, CpusConfig
 pub use descriptor::Descriptor;
 pub use device::{DeviceConfig, DeviceFiles, host_device};
 pub use disk::{DiskConfig, ImageType, LockGranularity, RateLimitGroupConfig, VirtQueueAffinity};
+pub use fs::FsConfig;
 pub use gpu::GpuConfig;
 pub use kind::{Configured, Device, Field, FileAccess, FileUse, HotPlug, Kind, Refused};
 pub use memory::{HotplugMethod, MemoryConfig, MemoryZoneConfig};
@@ -54,7 +56,7 @@ pub use platform::{NumaConfig, NumaDistance, PciSegmentConfig, PlatformConfig};
 pub use pmem::PmemConfig;
 pub use rng::RngConfig;
 pub use root_port::PciRootPortConfig;
-pub use unsupported::{FsConfig, GenericVhostUserConfig, RtcConfig, TpmConfig, VdpaConfig};
+pub use unsupported::{GenericVhostUserConfig, RtcConfig, TpmConfig, VdpaConfig};
 pub use user_device::UserDeviceConfig;
 pub use vm::LandlockConfig;
 pub use vsock::VsockConfig;
@@ -75,6 +77,8 @@ macro_rules! for_each_kind {
             disks: Option<Vec<$crate::DiskConfig>> = "disk",
             /// Network cards.
             net: Option<Vec<$crate::NetConfig>> = "net",
+            /// Shared folders.
+            fs: Option<Vec<$crate::FsConfig>> = "fs",
             /// Persistent memory.
             pmem: Option<Vec<$crate::PmemConfig>> = "pmem",
             /// Physical devices.

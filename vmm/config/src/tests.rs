@@ -91,10 +91,6 @@ fn devices_of_other_processes_need_shared_memory() {
 #[test]
 fn what_gantry_does_not_do_is_refused_by_name() {
     let cases: &[(Value, &str)] = &[
-        (
-            json!({"fs": [{"tag": "t", "socket": "/s"}]}),
-            "fs: not supported by Gantry: shared",
-        ),
         (json!({"vdpa": [{"path": "/v"}]}), "vdpa: not supported"),
         (
             json!({"generic_vhost_user": [{"socket": "/s", "queue_sizes": [1], "device_type": 1}]}),

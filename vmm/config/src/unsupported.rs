@@ -10,24 +10,6 @@ use super::{
     syntax::{IOMMU, Key, PLACE, SyntaxError, ValueType, parse},
 };
 
-/// A shared folder (virtio-fs).
-#[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
-pub struct FsConfig {
-    /// Its name in the guest.
-    pub tag: String,
-    /// The server's socket.
-    pub socket: PathBuf,
-    /// Number of queues.
-    #[serde(default = "one")]
-    pub num_queues: u16,
-    /// Number of entries per queue.
-    #[serde(default = "fs_queue_size")]
-    pub queue_size: u16,
-    /// Its name and location.
-    #[serde(flatten)]
-    pub common: CommonConfig,
-}
-
 /// Any vhost-user device.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize, Deserialize)]
 pub struct GenericVhostUserConfig {
@@ -80,16 +62,7 @@ fn one() -> u16 {
     1
 }
 
-fn fs_queue_size() -> u16 {
-    1024
-}
-
 const SOCKET: &[Key] = &[Key::new("socket", ValueType::Text)];
-const FS: &[Key] = &[
-    Key::new("tag", ValueType::Text),
-    Key::new("num_queues", ValueType::Number),
-    Key::new("queue_size", ValueType::Number),
-];
 const VHOST_USER: &[Key] = &[
     Key::new("queue_sizes", ValueType::Numbers),
     Key::named("virtio_id", "device_type", ValueType::Number),
@@ -99,18 +72,6 @@ const VDPA: &[Key] = &[
     Key::new("path", ValueType::Text),
     Key::new("num_queues", ValueType::Number),
 ];
-
-impl FsConfig {
-    /// Parses the value of `--fs`.
-    pub fn parse(input: &str) -> Result<Self, SyntaxError> {
-        let mut parsed = parse("--fs", input, &[FS, SOCKET, PLACE])?;
-        parsed.require("tag", "tag")?;
-        parsed.require("socket", "socket")?;
-        parsed.default("num_queues", 1);
-        parsed.default("queue_size", 1024);
-        parsed.build()
-    }
-}
 
 impl GenericVhostUserConfig {
     /// Parses the value of `--generic-vhost-user`.

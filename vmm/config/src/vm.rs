@@ -31,9 +31,6 @@ macro_rules! vm_config {
             /// Rate limits that disks share.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub rate_limit_groups: Option<Vec<RateLimitGroupConfig>>,
-            /// Shared folders.
-            #[serde(default, skip_serializing_if = "Option::is_none")]
-            pub fs: Option<Vec<FsConfig>>,
             /// Other vhost-user devices.
             #[serde(default, skip_serializing_if = "Option::is_none")]
             pub generic_vhost_user: Option<Vec<GenericVhostUserConfig>>,
@@ -332,11 +329,6 @@ impl VmConfig {
     fn refuse_unsupported(&self) -> Result<(), Invalid> {
         let has = |count: Option<usize>| count.is_some_and(|count| count > 0);
         let lists = [
-            (
-                "fs",
-                self.fs.as_ref().map(Vec::len),
-                "shared folders (virtio-fs)",
-            ),
             (
                 "generic_vhost_user",
                 self.generic_vhost_user.as_ref().map(Vec::len),

@@ -71,13 +71,13 @@ mod tests {
     fn all_options_are_explained_where_all_are_asked_for() {
         let text = super::super::help_all();
         let (living, refused) = text.split_once(super::super::vm::UNSUPPORTED).unwrap();
-        for name in ["--fs", "--vdpa", "--tpm", "--rtc"] {
+        for name in ["--generic-vhost-user", "--vdpa", "--tpm", "--rtc"] {
             assert!(
                 refused.contains(name) && !living.contains(&format!("{name} ")),
                 "{name}"
             );
         }
-        for name in ["--firmware", "--numa", "--pvpanic", "--watchdog"] {
+        for name in ["--firmware", "--fs", "--numa", "--pvpanic", "--watchdog"] {
             assert!(living.contains(name), "{name}");
         }
     }

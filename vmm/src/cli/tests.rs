@@ -90,7 +90,7 @@ fn a_vm_without_a_kernel_is_refused() {
         error.vm.into_config(None),
         Err(VmArgsError::Invalid(_))
     ));
-    let error = parse("gantry --kernel /k --fs tag=t,socket=/s");
+    let error = parse("gantry --kernel /k --vdpa path=/v");
     assert!(error.vm.into_config(None).is_err());
 }
 

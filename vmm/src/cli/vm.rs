@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use vmm_api::RestoreConfig;
 use vmm_config::{
-    ConsoleMode, CpusConfig, DebugConsoleConfig, FsConfig, GenericVhostUserConfig, Invalid,
-    LandlockConfig, MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig, PciSegmentConfig,
-    PlatformConfig, RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig, VmConfig,
+    ConsoleMode, CpusConfig, DebugConsoleConfig, GenericVhostUserConfig, Invalid, LandlockConfig,
+    MemoryConfig, MemoryZoneConfig, NumaConfig, PayloadConfig, PciSegmentConfig, PlatformConfig,
+    RateLimitGroupConfig, RtcConfig, SerialConfig, TpmConfig, VdpaConfig, VmConfig,
 };
 
 use super::{devices::DeviceArgs, option};
@@ -103,10 +103,6 @@ pub struct VmArgs {
     #[arg(long = "rate-limit-group", value_name = "KEYS", num_args = 1.., value_parser = option(RateLimitGroupConfig::parse))]
     pub rate_limit_group: Vec<RateLimitGroupConfig>,
 
-    /// Shared folders (not supported yet).
-    #[arg(long = "fs", help_heading = UNSUPPORTED, value_name = "KEYS", num_args = 1.., value_parser = option(FsConfig::parse))]
-    pub fs: Vec<FsConfig>,
-
     /// Devices of other processes, vhost-user (not supported yet).
     #[arg(long = "generic-vhost-user", help_heading = UNSUPPORTED, value_name = "KEYS", num_args = 1.., value_parser = option(GenericVhostUserConfig::parse))]
     pub generic_vhost_user: Vec<GenericVhostUserConfig>,
@@ -196,7 +192,6 @@ impl VmArgs {
                 ..PayloadConfig::default()
             },
             rate_limit_groups: list(self.rate_limit_group),
-            fs: list(self.fs),
             generic_vhost_user: list(self.generic_vhost_user),
             serial: self.serial.unwrap_or_default(),
             debug_console: self.debug_console.unwrap_or_default(),

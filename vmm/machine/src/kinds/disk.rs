@@ -29,7 +29,7 @@ impl DeviceKind for DiskConfig {
 
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
         if let Some(served) = served(self) {
-            return vhost_user::make::<Self>(served, id, surroundings);
+            return vhost_user::make(served, id, surroundings);
         }
         let image = image(self, surroundings.arriving)?;
         let opened = surroundings.images.take(&image);

@@ -4,6 +4,7 @@ pub(super) mod accel;
 mod balloon;
 pub mod console;
 pub mod disk;
+mod fs;
 mod gate_server;
 mod gpu;
 pub mod iommu;

@@ -6,7 +6,7 @@ use std::{
 };
 
 use devices::vhost_user::{self, Backend, Model, VhostUser};
-use vmm_config::{Device, DiskConfig};
+use vmm_config::{Device, DiskConfig, FsConfig};
 
 use super::{
     super::{
@@ -29,6 +29,7 @@ pub(super) struct Served<'a> {
 /// A connection that was opened before its device is made.
 struct Opened {
     socket: PathBuf,
+    device_type: u16,
     /// Number of queues, by which its back end was judged.
     queues: u16,
     backend: Backend,
@@ -37,46 +38,51 @@ struct Opened {
 /// What connects to the back end of a device, if it has one.
 pub(super) fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
     let device: &dyn Any = device;
-    let disk = device.downcast_ref::<DiskConfig>()?;
-    Some((
-        DiskConfig::NAME,
-        connects::<DiskConfig>(&super::disk::served(disk)?),
-    ))
-}
-
-fn connects<K: DeviceKind>(served: &Served<'_>) -> Opener {
-    let (socket, model) = (served.socket.to_owned(), served.model.clone());
-    Box::new(move |id: &str, images: &Images| {
+    let (kind, served) = if let Some(fs) = device.downcast_ref() {
+        (FsConfig::NAME, super::fs::served(fs))
+    } else {
+        let disk = device.downcast_ref()?;
+        (DiskConfig::NAME, super::disk::served(disk)?)
+    };
+    let Served { socket, model } = served;
+    let socket = socket.to_owned();
+    let open = move |id: &str, images: &Images| {
         let backend = Backend::connect(&socket, &model);
         let backend = backend.map_err(|source| MachineError::Device {
-            kind: K::NAME,
+            kind,
             id: id.to_owned(),
             source: Box::new(DeviceError::of(source)),
         })?;
         images.keep(Opened {
             socket,
+            device_type: model.device_type().number,
             queues: model.queues(),
             backend,
         });
         Ok(())
-    })
+    };
+    Some((kind, Box::new(open)))
 }
 
 /// Makes the device of a back end, and connects to that unless this was done before.
-pub(super) fn make<K: DeviceKind>(
+pub(super) fn make(
     served: Served<'_>,
     id: &str,
     surroundings: &Surroundings,
 ) -> Result<Made, DeviceError> {
     let Served { socket, model } = served;
-    let is_its = |opened: &Opened| opened.socket == socket && opened.queues == model.queues();
+    let is_its = |opened: &Opened| {
+        opened.socket == socket
+            && opened.device_type == model.device_type().number
+            && opened.queues == model.queues()
+    };
     let backend = match surroundings.images.take_kept(is_its) {
         Some(opened) => opened.backend,
         None => Backend::connect(socket, &model).map_err(DeviceError::of)?,
     };
     let (events, name) = (surroundings.events.clone(), id.to_owned());
     let options = vhost_user::Options {
-        thread_name: thread_name(&format!("vu_{}", K::NAME), id),
+        thread_name: thread_name("vu", id),
         socket: socket.to_owned(),
         model,
         lost: Box::new(move |reason| {
