@@ -23,6 +23,7 @@ pub mod connection;
 pub mod device;
 pub mod memory;
 pub mod model;
+mod outstanding;
 mod rings;
 mod thread;
 

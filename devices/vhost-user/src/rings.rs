@@ -21,6 +21,7 @@ use crate::{
     backend::{Backend, Error, PROTOCOL_FEATURES, check_regions},
     connection::{Connection, Deadline, Failure},
     memory::{Mapped, address, regions},
+    outstanding::Outstanding,
 };
 
 /// The guest's memory, until the device is stopped: it may be gone afterwards.
@@ -61,13 +62,42 @@ impl Layout {
         }
     }
 
+    /// The number of entries.
+    pub(crate) fn size(&self) -> u16 {
+        self.size
+    }
+
     /// The index up to which the device has returned buffers.
     pub(crate) fn used_index(&self, memory: &GuestMemory) -> Option<u16> {
-        // Behind the flags (virtio 1.2, 2.7.8). The ring's address was validated.
-        let at = GuestAddress(self.used.checked_add(2)?);
-        let index = memory.memory().load::<u16>(at, Ordering::Acquire).ok();
-        index.map(u16::from_le)
+        index(self.used, memory)
     }
+
+    /// The index up to which the driver has made buffers available.
+    pub(crate) fn available_index(&self, memory: &GuestMemory) -> Option<u16> {
+        index(self.available, memory)
+    }
+
+    /// The address of an entry of the available ring (virtio 1.2, 2.7.6).
+    pub(crate) fn available_entry(&self, number: u16) -> Option<u64> {
+        self.available.checked_add(4 + 2 * self.place(number))
+    }
+
+    /// The address of an entry of the used ring (2.7.8).
+    pub(crate) fn used_entry(&self, number: u16) -> Option<u64> {
+        self.used.checked_add(4 + 8 * self.place(number))
+    }
+
+    fn place(&self, number: u16) -> u64 {
+        // The transport has checked that the size is not zero.
+        u64::from(number.checked_rem(self.size).unwrap_or(0))
+    }
+}
+
+/// The index of a ring, behind its flags.
+fn index(ring: u64, memory: &GuestMemory) -> Option<u16> {
+    let at = GuestAddress(ring.checked_add(2)?);
+    let index = memory.memory().load::<u16>(at, Ordering::Acquire).ok();
+    index.map(u16::from_le)
 }
 
 /// A queue.
@@ -76,6 +106,8 @@ pub(crate) struct Ring {
     layout: Layout,
     /// The next entry of the available ring that the back end is to look at, unless the driver has to start anew.
     base: u16,
+    /// What the back end has not returned, while it serves the queue.
+    outstanding: Option<Outstanding>,
     /// Rung where the kernel does not ring the back end's.
     pub(crate) kick: EventFd,
 }
@@ -87,8 +119,8 @@ pub(crate) struct Rings {
     pub(crate) rings: Vec<Ring>,
     /// The features that the driver has accepted.
     features: u64,
-    /// A back end has served them.
-    has_begun: bool,
+    /// No other back end can go on with them.
+    are_void: bool,
     in_flight: Option<InFlight>,
 }
 
@@ -147,6 +179,7 @@ impl Rings {
             Ok(Ring {
                 index: active.index,
                 base: active.queue.next_avail(),
+                outstanding: None,
                 layout: Layout::of(&active.queue),
                 kick: active.kick.try_clone()?,
             })
@@ -156,20 +189,20 @@ impl Rings {
             interrupt,
             rings: queues.iter().map(ring).collect::<io::Result<_>>()?,
             features,
-            has_begun: false,
+            are_void: false,
             in_flight: None,
         })
     }
 
     /// Goes on as these queues, which were stopped, are the same ones.
     pub(crate) fn follow(&mut self, stopped: Self) {
-        self.has_begun = stopped.has_begun;
+        self.are_void = stopped.are_void;
         self.in_flight = stopped.in_flight;
     }
 
     /// Whether another back end can go on with the queues.
     pub(crate) fn can_resume(&self) -> bool {
-        !self.has_begun || self.in_flight.is_some()
+        !self.are_void
     }
 
     /// Makes a back end serve the queues.
@@ -198,7 +231,11 @@ impl Rings {
             let request = FrontendReq::SET_INFLIGHT_FD;
             connection.tell(request, &place.place, &[place.file.as_fd()], deadline)?;
         }
-        for ring in &self.rings {
+        for ring in &mut self.rings {
+            let outstanding = self
+                .memory
+                .with(|memory| Outstanding::new(ring.base, &ring.layout, memory));
+            ring.outstanding = outstanding;
             let (index, layout) = (u32::from(ring.index), ring.layout);
             let mut set = |request, value: u32| {
                 let state = VhostUserVringState::new(index, value);
@@ -235,7 +272,6 @@ impl Rings {
             let request = FrontendReq::SET_VRING_ENABLE;
             connection.tell(request, state.as_slice(), &[], deadline)?;
         }
-        self.has_begun = true;
         // Whatever was signalled to or by an earlier one.
         for ring in &self.rings {
             if let Some(kick) = kicks.get(usize::from(ring.index)) {
@@ -304,16 +340,27 @@ impl Rings {
                 return Err(lie("the queue's index", word(0)));
             }
             ring.base = u16::try_from(word(4)).map_err(|_| lie("the ring's index", word(4)))?;
+            ring.outstanding = None;
         }
         Ok(())
     }
 
-    /// After a loss of the back end: it goes on with what it has not returned.
-    pub(crate) fn rewind(&mut self) {
+    /// Prepares the queues for another back end: it goes on with what the lost one has not returned. That is possible only
+    /// if the lost one `is_gone`, or never had the queues, and if it is known what was outstanding.
+    pub(crate) fn prepare_for_another(&mut self, is_gone: bool) {
+        let has_notes = self.in_flight.is_some();
         for ring in &mut self.rings {
-            let used = self.memory.with(|memory| ring.layout.used_index(memory));
-            if let Some(used) = used.flatten() {
-                ring.base = used;
+            let Some(mut outstanding) = ring.outstanding.take() else {
+                continue;
+            };
+            let Ring { layout, .. } = ring;
+            let base = self.memory.with(|memory| match has_notes {
+                true => layout.used_index(memory),
+                false => outstanding.offer_again(layout, memory),
+            });
+            match base.flatten() {
+                Some(base) if is_gone => ring.base = base,
+                _ => self.are_void = true,
             }
         }
     }
@@ -323,8 +370,27 @@ impl Rings {
         self.rings.iter().map(|ring| ring.base).collect()
     }
 
+    /// Forwards the interrupt of a queue that a back end has raised.
+    pub(crate) fn called(&mut self, at: usize) {
+        let Some(ring) = self.rings.get_mut(at) else {
+            return;
+        };
+        let Ring {
+            index,
+            layout,
+            outstanding,
+            ..
+        } = ring;
+        if let Some(outstanding) = outstanding {
+            self.memory
+                .with(|memory| outstanding.called(layout, memory));
+        }
+        let index = *index;
+        self.interrupt(index);
+    }
+
     /// Interrupts the driver for a queue.
-    pub(crate) fn interrupt(&self, index: u16) {
+    fn interrupt(&self, index: u16) {
         if let Err(error) = self.interrupt.queue(index) {
             log::error!("cannot interrupt the guest for a vhost-user device: {error}");
         }

@@ -588,14 +588,101 @@ fn another_back_end_goes_on_with_what_one_has_noted() {
     assert_eq!(guest.interrupts.resets.load(Ordering::SeqCst), 0);
 }
 
+/// Puts a used element into a ring, and tells of it.
+fn use_head(guest: &Guest, used_ring: u64, number: u16, head: u32) {
+    let memory = guest.memory.memory();
+    let element = GuestAddress(used_ring + 4 + 8 * u64::from(number % 64));
+    memory.write_obj(head, element).unwrap();
+    return_buffers(guest, used_ring, number + 1);
+}
+
 #[test]
-fn without_notes_the_driver_has_to_start_anew() {
+fn another_back_end_goes_on_with_what_the_rings_tell() {
     let back_end = BackEnd::obedient(NO_IN_FLIGHT);
     let guest = guest(0);
     let mut rig = device(&back_end, &guest);
     let queue = guest.queue(0, 64);
-    rig.start(&guest, &[&queue]);
+    let activation = guest.activation(&[&queue]);
+    let (used, available) = {
+        let queue = &activation.queues[0].queue;
+        (queue.used_ring(), queue.avail_ring())
+    };
+    rig.device.activate(activation).unwrap();
     back_end.enabled(1);
+    let seen = || guest.interrupts.queue.load(Ordering::SeqCst);
+    let call = back_end.event(Req::SET_VRING_CALL, 0);
+    // Head 0 waits all the time, and the others are used: more than the ring has entries.
+    for number in 0..100_u16 {
+        queue.submit(&[(queue.buffers(), 8, true)]);
+        if number % 64 == 0 && number > 0 {
+            // The entry of the request that waits is another's by now.
+            let memory = guest.memory.memory();
+            let at = GuestAddress(available + 4);
+            memory.write_obj(63_u16, at).unwrap();
+        }
+        if number > 0 {
+            let head = if number == 64 {
+                63
+            } else {
+                u32::from(number % 64)
+            };
+            let before = seen();
+            use_head(&guest, used, number - 1, head);
+            call.write(1).unwrap();
+            until("the driver is interrupted", || seen() > before);
+        }
+    }
+    // Two more, of which the second is used before the first.
+    for _ in 0..2 {
+        queue.submit(&[(queue.buffers(), 8, true)]);
+    }
+    use_head(&guest, used, 99, 101 % 64);
+    back_end.hang_up();
+    let why = rig.losses.recv_timeout(LONG).unwrap();
+    assert!(why.contains("the device goes on"), "{why}");
+    back_end.enabled(2);
+    assert_eq!(back_end.bodies(Req::SET_VRING_BASE)[1][4], 100);
+    let entry = |number: u64| -> u16 {
+        let at = GuestAddress(available + 4 + 2 * (number % 64));
+        guest.memory.memory().read_obj(at).unwrap()
+    };
+    assert_eq!([entry(100), entry(101)], [0, 100 % 64]);
+    assert_eq!(guest.interrupts.resets.load(Ordering::SeqCst), 0);
+}
+
+#[test]
+fn one_that_was_cut_off_may_still_write_so_no_other_goes_on() {
+    let back_end = BackEnd::obedient(ALL);
+    let guest = guest(0);
+    let rig = started(&back_end, &guest);
+    let stream = back_end.streams.lock_unpoisoned()[0].try_clone().unwrap();
+    (&stream).write_all(&[0; 20]).unwrap();
+    let why = rig.losses.recv_timeout(LONG).unwrap();
+    assert!(why.contains("remove the device"), "{why}");
+}
+
+fn started(back_end: &BackEnd, guest: &Guest) -> Rig {
+    let mut rig = device(back_end, guest);
+    let queue = guest.queue(0, 64);
+    rig.start(guest, &[&queue]);
+    back_end.enabled(1);
+    rig
+}
+
+#[test]
+fn without_what_was_outstanding_the_driver_has_to_start_anew() {
+    let back_end = BackEnd::obedient(NO_IN_FLIGHT);
+    let guest = guest(0);
+    let mut rig = device(&back_end, &guest);
+    let queue = guest.queue(0, 64);
+    let activation = guest.activation(&[&queue]);
+    let used = activation.queues[0].queue.used_ring();
+    rig.device.activate(activation).unwrap();
+    back_end.enabled(1);
+    // A driver that polls: nobody is interrupted for what is used.
+    queue.submit(&[(queue.buffers(), 8, true)]);
+    queue.submit(&[(queue.buffers(), 8, true)]);
+    use_head(&guest, used, 0, 1);
     back_end.hang_up();
     let why = rig.losses.recv_timeout(LONG).unwrap();
     assert!(why.contains("remove the device"), "{why}");

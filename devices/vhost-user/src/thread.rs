@@ -289,6 +289,7 @@ impl Thread {
             return;
         };
         match &mut self.link {
+            _ if !rings.can_resume() => self.give_up_queues(),
             Link::Up {
                 backend, mapped, ..
             } => match rings.start(
@@ -308,30 +309,29 @@ impl Thread {
     /// Stops the queues. Whatever the back end says or does not say, it is over within the time limit.
     fn stop(&mut self) -> Vec<u16> {
         let run = std::mem::replace(&mut self.run, Run::Stopped(None));
-        let (Run::Active { mut rings, .. } | Run::Stopped(Some(mut rings))) = run else {
-            return Vec::new();
+        let (mut rings, is_served) = match run {
+            Run::Active { rings, is_served } => (rings, is_served),
+            Run::Stopped(Some(rings)) => (rings, false),
+            Run::Stopped(None) => return Vec::new(),
         };
-        if let Link::Up { backend, .. } = &mut self.link
+        let mut lost = None;
+        if is_served
+            && let Link::Up { backend, .. } = &mut self.link
             && let Err(failure) = rings.stop(backend, Deadline::after(self.patience))
         {
-            rings.rewind();
-            self.lose(&failure.into());
+            lost = Some(failure);
         }
         // What it has said before.
-        for ring in &rings.rings {
-            self.forward(&rings, ring.index);
+        for at in 0..rings.rings.len() {
+            forward(&self.calls, &mut rings, at);
         }
-        let bases = rings.bases();
         self.run = Run::Stopped(Some(rings));
-        bases
-    }
-
-    /// Forwards an interrupt that the back end has raised.
-    fn forward(&self, rings: &Rings, index: u16) {
-        if let Some(call) = self.calls.get(usize::from(index))
-            && shared_event::take(call).is_ok()
-        {
-            rings.interrupt(index);
+        if let Some(failure) = lost {
+            self.lose(&failure.into());
+        }
+        match &self.run {
+            Run::Stopped(Some(rings)) => rings.bases(),
+            _ => Vec::new(),
         }
     }
 
@@ -347,12 +347,14 @@ impl Thread {
         self.look_later();
         self.has_complained = false;
         self.shared.is_lost.store(true, Ordering::Relaxed);
+        // One that was cut off may still use the guest's memory.
+        let is_gone = matches!(why, StartError::Failure(Failure::Closed));
         let resumes = match &mut self.run {
-            Run::Active { rings, .. } => {
-                rings.rewind();
+            Run::Active { rings, .. } | Run::Stopped(Some(rings)) => {
+                rings.prepare_for_another(is_gone && self.model.resumes);
                 rings.can_resume()
             }
-            Run::Stopped(rings) => rings.as_ref().is_none_or(Rings::can_resume),
+            Run::Stopped(None) => true,
         };
         let advice = match resumes {
             true => "start it again, and the device goes on",
@@ -390,11 +392,7 @@ impl Thread {
                 self.shared.is_lost.store(false, Ordering::Relaxed);
                 self.shared.reconnects.fetch_add(1, Ordering::Relaxed);
                 log::info!("the back end at {} is there again", self.socket.display());
-                if let Run::Active { rings, .. } = &self.run
-                    && rings.can_resume()
-                {
-                    self.serve();
-                }
+                self.serve();
             }
             Err(error) => {
                 *self.shared.stream.lock_unpoisoned() = None;
@@ -494,11 +492,14 @@ impl Thread {
             let _ = self.wake.read();
             return;
         }
-        if let Run::Active { rings, .. } = &self.run {
-            for (ring, events) in rings.rings.iter().zip(queues.chunks_exact(2)) {
+        if let Run::Active { rings, .. } = &mut self.run {
+            for (at, events) in queues.chunks_exact(2).enumerate() {
                 if events[0].revents != 0 {
-                    self.forward(rings, ring.index);
+                    forward(&self.calls, rings, at);
                 }
+                let Some(ring) = rings.rings.get(at) else {
+                    continue;
+                };
                 if events[1].revents != 0 {
                     // Nobody else has this one.
                     let _ = ring.kick.read();
@@ -516,5 +517,15 @@ impl Thread {
             Link::Down(at) if at <= Instant::now() => self.reconnect(),
             _ => {}
         }
+    }
+}
+
+/// Forwards the interrupt of a queue, if the back end has raised one.
+fn forward(calls: &[EventFd], rings: &mut Rings, at: usize) {
+    let call = rings.rings.get(at).map(|ring| usize::from(ring.index));
+    if let Some(call) = call.and_then(|index| calls.get(index))
+        && shared_event::take(call).is_ok()
+    {
+        rings.called(at);
     }
 }
