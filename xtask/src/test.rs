@@ -53,7 +53,7 @@ pub struct Options {
     #[arg(long, conflicts_with_all = ["words", "changed"])]
     all: bool,
     /// What is built and tested only before a release: stock firmware and a stock image.
-    #[arg(long, conflicts_with_all = ["words", "all", "changed", "no_rig"])]
+    #[arg(long, conflicts_with_all = ["all", "changed", "no_rig"])]
     product: bool,
     /// Leave out the nested scenarios.
     #[arg(long, conflicts_with = "words")]
@@ -74,7 +74,7 @@ pub fn run(options: &Options) -> Result<()> {
     let start = Instant::now();
     let mut count = Count::default();
     if options.product {
-        return product(count);
+        return product(count, &options.words);
     }
     let selection = options.changed.as_deref().map(changed::since).transpose()?;
     // No words select all scenarios.
@@ -164,9 +164,11 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 /// Runs what is tested only before a release: it needs other systems' sources, and minutes where they are emulated.
-fn product(mut count: Count) -> Result<()> {
+fn product(mut count: Count, words: &[String]) -> Result<()> {
     count.begin("stock software");
-    for scenario in gantry_product_tests::ALL {
+    let is_wanted = |name: &str| words.is_empty() || words.iter().any(|word| name.contains(word));
+    let all = gantry_product_tests::ALL.iter();
+    for scenario in all.filter(|scenario| is_wanted(scenario.name)) {
         let start = Instant::now();
         let outcome = Outcome::of(scenario.run());
         count.add(scenario.name, &outcome, Some(start.elapsed().as_secs_f64()));

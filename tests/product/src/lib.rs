@@ -4,7 +4,9 @@
 //! - [`record`]: what a scenario has seen, kept in `measurements/`, and whether it still holds.
 
 pub mod firmware;
+mod host;
 pub mod record;
+mod vhost_user;
 
 use anyhow::Result;
 use record::Record;
@@ -21,18 +23,26 @@ pub struct Scenario {
 }
 
 /// All of them.
-pub const ALL: &[Scenario] = &[Scenario {
-    name: "firmware: a stock image boots by stock firmware, reboots, and is saved and restored",
-    record: "measurements/product-firmware.txt",
-    of: &[
-        "arch/src/boot",
-        "arch/src/layout",
-        "devices/legacy/src",
-        "devices/pci/src",
-        "tests/product/src/firmware",
-    ],
-    run: firmware::stock_image,
-}];
+pub const ALL: &[Scenario] = &[
+    Scenario {
+        name: "firmware: a stock image boots by stock firmware, reboots, and is saved and restored",
+        record: "measurements/product-firmware.txt",
+        of: &[
+            "arch/src/boot",
+            "arch/src/layout",
+            "devices/legacy/src",
+            "devices/pci/src",
+            "tests/product/src/firmware",
+        ],
+        run: firmware::stock_image,
+    },
+    Scenario {
+        name: "vhost-user: stock back ends serve a stock guest, are killed, and come back",
+        record: "measurements/product-vhost-user.txt",
+        of: &["devices/vhost-user/src", "tests/product/src/vhost_user.rs"],
+        run: vhost_user::stock_back_ends,
+    },
+];
 
 impl Scenario {
     /// Runs it, and writes its record.

@@ -1,7 +1,6 @@
 //! Stock firmware and a stock image: edk2's target for Cloud Hypervisor's machine, and a Debian disk that boots by UEFI.
 
 mod edk2;
-mod host;
 mod image;
 mod scenario;
 

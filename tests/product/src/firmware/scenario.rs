@@ -2,7 +2,7 @@
 
 use std::{fs, time::Duration};
 
-use anyhow::{Result, ensure};
+use anyhow::Result;
 use gantry_tests::{
     guest::Guest,
     rig::{Cache, packages},
@@ -13,12 +13,14 @@ use gantry_build::{
     target,
 };
 
-use super::{
-    edk2,
-    host::{FIRMWARE, Host},
-    image,
+use super::{edk2, image};
+use crate::{
+    host::{Contents, Host, said},
+    record::Record,
 };
-use crate::record::Record;
+
+/// The firmware in the host.
+const FIRMWARE: &str = "CLOUDHV.fd";
 
 /// Programs that the scenario needs, beside those of the firmware and the disk.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -53,7 +55,11 @@ pub fn stock_image(record: &mut Record) -> Result<()> {
     fs::create_dir_all(&work)?;
     let seed = work.join("seed.img");
     image::seed(&[("user-data", USER_DATA), ("meta-data", META_DATA)], &seed)?;
-    let mut host = Host::boot(&cache, &gantry, &firmware, &[&disk, &seed], &work)?;
+    let contents = Contents {
+        programs: &[(&gantry, "gantry")],
+        files: &[(&firmware, FIRMWARE)],
+    };
+    let mut host = Host::boot(&cache, &contents, &[&disk, &seed], &work)?;
     let done = boot_and_use(&mut host, record);
     fs::write(work.join("guest.log"), host.guest.transcript())?;
     fs::write(work.join("host.log"), host.shell.transcript())?;
@@ -62,14 +68,11 @@ pub fn stock_image(record: &mut Record) -> Result<()> {
 }
 
 fn boot_and_use(host: &mut Host, record: &mut Record) -> Result<()> {
-    let Host { shell, guest, .. } = host;
-    start(
-        shell,
-        &format!(
-            "--firmware {FIRMWARE} --disk path=/dev/vda,image_type=raw path=/dev/vdb,image_type=raw,readonly=on \
-             --cpus boot=1 --memory size=768M --serial tty --console off"
-        ),
-    )?;
+    host.start(&format!(
+        "--firmware /{FIRMWARE} --disk path=/dev/vda,image_type=raw path=/dev/vdb,image_type=raw,readonly=on \
+         --cpus boot=1 --memory size=768M --serial tty --console off"
+    ))?;
+    let guest = &mut host.guest;
     guest.wait_for("GNU GRUB", PATIENCE)?;
     record.saw("edk2 has started GRUB from the disk: its menu is on the serial port");
     log_in(guest)?;
@@ -81,8 +84,10 @@ fn boot_and_use(host: &mut Host, record: &mut Record) -> Result<()> {
     record.saw("the kernel was started by UEFI");
     // The disk with the system is below 4 GiB, and one that comes later need not be.
     said(guest, "ls /sys/class/block | grep -c '^vd[a-z]$'", "2")?;
-    shell.run("dd if=/dev/zero of=/tmp/more bs=1M count=8 2>/dev/null")?;
-    ctl(shell, "add-disk path=/tmp/more,image_type=raw,id=more")?;
+    host.shell
+        .run("dd if=/dev/zero of=/tmp/more bs=1M count=8 2>/dev/null")?;
+    host.ctl("add-disk path=/tmp/more,image_type=raw,id=more")?;
+    let guest = &mut host.guest;
     guest.eventually("cat /sys/class/block/vdc/size", |size| size == "16384")?;
     record.saw("a disk is added while it runs");
     guest.run("touch /dev/shm/before && sync")?;
@@ -94,33 +99,18 @@ fn boot_and_use(host: &mut Host, record: &mut Record) -> Result<()> {
     // Saved and restored by another process.
     guest.run("echo here > /dev/shm/mark")?;
     for what in ["pause", "snapshot file:///tmp/saved", "shutdown-vmm"] {
-        ctl(shell, what)?;
+        host.ctl(what)?;
     }
-    shell.eventually("pidof gantry || echo none", |said| said == "none")?;
-    start(shell, "--restore source_url=file:///tmp/saved,resume=on")?;
+    host.shell
+        .eventually("pidof gantry || echo none", |said| said == "none")?;
+    host.start("--restore source_url=file:///tmp/saved,resume=on")?;
+    let guest = &mut host.guest;
     said(guest, "cat /dev/shm/mark", "here")?;
     record.saw("saved, and restored by another process");
     guest.send("poweroff")?;
-    shell.eventually("cat /tmp/status", |status| status == "0")?;
+    host.shell
+        .eventually("cat /tmp/status", |status| status == "0")?;
     record.saw("powered off");
-    Ok(())
-}
-
-/// Starts gantry with its guest's terminal on the second port, and waits until it answers.
-fn start(shell: &mut Guest, arguments: &str) -> Result<()> {
-    shell.run(&format!(
-        "rm -f /tmp/status /tmp/api; (gantry -v --api-socket /tmp/api {arguments} < /dev/ttyS2 > /dev/ttyS2 \
-         2>> /tmp/gantry.log; echo $? > /tmp/status) & true"
-    ))?;
-    shell.eventually(
-        "gantry ctl --socket /tmp/api ping > /dev/null && echo up",
-        |said| said == "up",
-    )?;
-    Ok(())
-}
-
-fn ctl(shell: &mut Guest, what: &str) -> Result<()> {
-    shell.run(&format!("gantry ctl --socket /tmp/api {what}"))?;
     Ok(())
 }
 
@@ -134,14 +124,5 @@ fn log_in(guest: &mut Guest) -> Result<()> {
          while read -r line; do (eval \"$line\"); echo @sta''tus=$?@; done",
     )?;
     guest.wait_for(gantry_tests::guest::READY, PATIENCE)?;
-    Ok(())
-}
-
-fn said(guest: &mut Guest, command: &str, expected: &str) -> Result<()> {
-    let said = guest.run(command)?;
-    ensure!(
-        said == expected,
-        "{command:?} says {said:?}, not {expected:?}"
-    );
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use gantry_tests::{
     guest::Guest,
     rig::{Cache, images::VIRTIO_DISK, root_fs},
@@ -15,9 +15,6 @@ use gantry_tests::{
 
 /// Modules that the host loads, in order.
 const MODULES: &[&str] = &["irqbypass", "kvm", "ccp", "kvm-amd"];
-
-/// The firmware in the host.
-pub const FIRMWARE: &str = "/CLOUDHV.fd";
 
 /// Files of the host, by their names in QEMU's folder.
 const SHELL: &str = "shell.sock";
@@ -34,6 +31,14 @@ impl Drop for Qemu {
     }
 }
 
+/// What a host has, beside busybox.
+pub struct Contents<'a> {
+    /// Programs, and their names.
+    pub programs: &'a [(&'a Path, &'a str)],
+    /// Files, and their names in its root.
+    pub files: &'a [(&'a Path, &'a str)],
+}
+
 /// The host.
 pub struct Host {
     _qemu: Qemu,
@@ -44,16 +49,15 @@ pub struct Host {
 }
 
 impl Host {
-    /// Boots a host with this gantry, firmware and disks, which are `/dev/vda` and so on in their order. What is written
-    /// to the disks is lost at its end. Its files are in `work`.
+    /// Boots a host that has this, and disks, which are `/dev/vda` and so on in their order. What is written to the disks
+    /// is lost at its end. Its files are in `work`.
     pub fn boot(
         cache: &Cache,
-        gantry: &Path,
-        firmware: &Path,
+        contents: &Contents<'_>,
         disks: &[&Path],
         work: &Path,
     ) -> Result<Self> {
-        let (kernel, initramfs) = file_system(cache, gantry, firmware, work)?;
+        let (kernel, initramfs) = file_system(cache, contents, work)?;
         for socket in [SHELL, TERMINAL] {
             let _ = fs::remove_file(work.join(socket));
         }
@@ -103,30 +107,64 @@ impl Host {
             .with_context(|| format!("see {}", work.join(CONSOLE).display()))?;
         Ok(host)
     }
+
+    /// Starts gantry with its guest's terminal on the second port, and waits until it answers.
+    pub fn start(&mut self, arguments: &str) -> Result<()> {
+        self.shell.run(&format!(
+            "rm -f /tmp/status /tmp/api; (gantry -v --api-socket /tmp/api {arguments} < /dev/ttyS2 > /dev/ttyS2 \
+             2>> /tmp/gantry.log; echo $? > /tmp/status) & true"
+        ))?;
+        self.shell.eventually(
+            "gantry ctl --socket /tmp/api ping > /dev/null && echo up",
+            |said| said == "up",
+        )?;
+        Ok(())
+    }
+
+    /// Carries out a command of `gantry ctl`.
+    pub fn ctl(&mut self, what: &str) -> Result<String> {
+        self.shell
+            .run(&format!("gantry ctl --socket /tmp/api {what}"))
+    }
+}
+
+/// Checks what a command says.
+pub fn said(guest: &mut Guest, command: &str, expected: &str) -> Result<()> {
+    let said = guest.run(command)?;
+    ensure!(
+        said == expected,
+        "{command:?} says {said:?}, not {expected:?}"
+    );
+    Ok(())
 }
 
 /// The host's kernel and initial file system.
-fn file_system(
-    cache: &Cache,
-    gantry: &Path,
-    firmware: &Path,
-    work: &Path,
-) -> Result<(PathBuf, PathBuf)> {
+fn file_system(cache: &Cache, contents: &Contents<'_>, work: &Path) -> Result<(PathBuf, PathBuf)> {
     let kernel = cache.kernel()?;
     let busybox = cache.unpacked("busybox-static")?.join("bin/busybox");
     let root = work.join("host");
     root_fs::start(&root, &busybox)?;
     let names = [VIRTIO_DISK, MODULES].concat();
     let loaded = root_fs::modules(&kernel, &names, &root.join("modules"))?;
-    root_fs::program(gantry, &root, "bin/gantry")?;
-    fs::copy(firmware, root.join(&FIRMWARE[1..]))?;
+    for (program, name) in contents.programs {
+        root_fs::program(program, &root, &format!("bin/{name}"))?;
+    }
+    for (file, name) in contents.files {
+        fs::copy(file, root.join(name))?;
+    }
     let init = format!(
-        "{}
+        "#!/bin/busybox sh
+/bin/busybox mkdir -p /proc /sys /dev /tmp /run /var
+/bin/busybox --install -s /bin
+mount -t proc proc /proc
+mount -t sysfs sys /sys
+mount -t devtmpfs dev /dev
+mount -t tmpfs -o size=90% tmp /tmp
+ln -s /run /var/run
 for m in {loaded}; do insmod /modules/$m.ko; done
 for port in /dev/ttyS1 /dev/ttyS2; do stty -F $port raw -echo; done
 exec 0</dev/ttyS1 1>/dev/ttyS1 2>&1
 {}",
-        root_fs::INIT,
         root_fs::commands()
     );
     root_fs::script(&root.join("init"), &init)?;
