@@ -637,6 +637,12 @@ impl Control {
         self.abandon_workers();
         self.abandon_restore();
         self.abandon_writing();
+        if let (Job::Incoming { number, .. }, Life::Live { .. }) =
+            (&self.migrations.job, &self.life)
+        {
+            // It runs here, and whoever awaits it is told so.
+            self.received(*number, Ok(()));
+        }
         if let Some(progress) = self.migrations.progress() {
             log::warn!("the migration is cancelled");
             progress.cancel();

@@ -116,7 +116,10 @@ impl Control {
                     true,
                     |control, saving, reply| match (saving, control.begin_snapshot(true)) {
                         (Some(saving), Ok(())) => control.write_snapshot(saving, None, reply),
-                        (_, begun) => reply.send(begun.map(|()| Response::Empty)),
+                        (saving, begun) => {
+                            control.forget(saving);
+                            reply.send(begun.map(|()| Response::Empty));
+                        }
                     },
                     reply,
                 ),
