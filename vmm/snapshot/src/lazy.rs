@@ -558,10 +558,13 @@ impl Transfer {
         if fds[1].revents != 0 {
             return Ok(Wake::Stop);
         }
-        if fds[0].revents != 0
-            && let Some(event) = self.uffd.event()?
-        {
-            return Ok(Wake::Event(event));
+        if fds[0].revents != 0 {
+            // Before it is read, so that somebody who waits is seen at any time.
+            let waiting = self.waiting.len() + 1;
+            self.pulse.waiting.store(waiting, Ordering::SeqCst);
+            if let Some(event) = self.uffd.event()? {
+                return Ok(Wake::Event(event));
+            }
         }
         Ok(Wake::Nothing)
     }
