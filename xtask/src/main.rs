@@ -9,13 +9,14 @@
 //! - [`release`]: builds what users install; [`package`]: packages of it.
 //!
 //! What they run is in `tests/`: `tests/host` has the scenarios that need no rig, `tests/product` those with stock
-//! software from source, `tests/bench` the benchmarks, and `tests/build` builds their programs. `xtask/cuda` generates the
-//! definition of the CUDA API.
+//! software from source, `tests/bench` the benchmarks, and `tests/build` builds their programs. [`cuda`] runs
+//! `xtask/cuda`, which generates the definition of the CUDA API.
 
 mod again;
 mod built;
 mod changed;
 mod count;
+mod cuda;
 mod demo;
 #[cfg(test)]
 mod documents;
@@ -29,7 +30,6 @@ mod unit_tests;
 mod workspace;
 
 use clap::{Parser, Subcommand};
-use cuda_generator as cuda;
 use gantry_bench as bench;
 
 #[derive(Parser)]
@@ -46,7 +46,7 @@ enum Command {
     /// Write the definition of the CUDA API anew, from the vendor's headers.
     CudaDefinition(cuda::Options),
     /// Compile the kernels of the CUDA tests anew, by the vendor's compiler.
-    CudaKernels(cuda::kernels::Options),
+    CudaKernels(cuda::Options),
     /// Measure boot, memory, snapshots and the cost of an exit, and print a table.
     Bench(Box<bench::Options>),
     /// Build firmware that boots UEFI images (edk2), and a disk that boots with it.
@@ -76,8 +76,8 @@ fn main() {
 
 fn run(command: &Command) -> anyhow::Result<()> {
     match command {
-        Command::CudaKernels(options) => cuda::kernels::run(options),
-        Command::CudaDefinition(options) => cuda::run(options),
+        Command::CudaKernels(options) => cuda::run("cuda-kernels", options),
+        Command::CudaDefinition(options) => cuda::run("cuda-definition", options),
         Command::Demo(options) => demo::run(options),
         Command::Bench(options) => bench::run(options),
         Command::Firmware(options) => gantry_product_tests::firmware::run(options),

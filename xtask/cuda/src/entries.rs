@@ -2,12 +2,12 @@
 
 use std::{collections::HashMap, fmt::Write};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 
 use super::{
     Api, Names,
     annotations::{Annotations, Class},
-    c::{Body, Field, Header, Tag, Type},
+    header::{Body, Field, Header, Type},
     rust::{Types, field_name},
 };
 
@@ -108,9 +108,7 @@ pub fn all(
                     Convention::LinearAlgebra => algebra(header, name, field),
                 },
             };
-            let of = types
-                .name(&field.of)
-                .with_context(|| format!("{symbol}, {}", field.name))?;
+            let of = types.name(&field.of);
             parameters.push((field_name(&field.name), of, rule));
         }
         let current = match names.macros.iter().find(|(from, _)| from == name) {
@@ -118,7 +116,7 @@ pub fn all(
             None => name == whole,
         };
         entries.push(Entry {
-            signature: types.function(&function.returns, &function.parameters)?,
+            signature: types.name(&function.of),
             symbol: symbol.clone(),
             name: name.to_owned(),
             since: 0,
@@ -221,19 +219,17 @@ fn is_handle(header: &Header, of: &Type) -> bool {
     let Type::Pointer(of, _) = resolved(header, of) else {
         return false;
     };
-    match &**of {
-        Type::Tagged(Tag::Structure, name) => match header.definitions.get(name) {
-            Some(definition) => definition.body == Body::Fields(Vec::new()),
-            None => true,
-        },
-        _ => false,
-    }
+    let definition = match &**of {
+        Type::Named(name) => header.definitions.get(name),
+        _ => None,
+    };
+    definition.is_some_and(|one| one.body == Body::Opaque)
 }
 
 /// The default rule of a parameter, by convention.
 fn rule(header: &Header, field: &Field, calls_back: bool) -> String {
-    let void = |of: &Type| *resolved(header, of) == Type::Base("void".to_owned());
-    let char = |of: &Type| *of == Type::Base("char".to_owned());
+    let void = |of: &Type| resolved(header, of).is_void();
+    let char = |of: &Type| *of == Type::Own("c_char".to_owned());
     if is_callback(header, &field.of) || (calls_back && field.name == "userData") {
         return "Rule::Callback".to_owned();
     }

@@ -1,101 +1,57 @@
 //! Generates C's types in Rust.
 
-use std::{collections::BTreeSet, fmt::Write};
-
-use anyhow::{Context, Result, bail};
-
-use super::{
-    c::{Body, Definition, Field, Header, Tag, Type},
-    layout::Layout,
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
 };
+
+use super::header::{Body, Definition, Field, Header, Type};
 
 /// Generates types, and remembers which ones were requested.
 pub struct Types<'a> {
     header: &'a Header,
-    layout: &'a Layout,
     wanted: BTreeSet<String>,
     waiting: Vec<String>,
 }
 
 impl<'a> Types<'a> {
     /// Creates a generator for one header.
-    pub fn new(header: &'a Header, layout: &'a Layout) -> Self {
+    pub fn new(header: &'a Header) -> Self {
         Self {
             header,
-            layout,
             wanted: BTreeSet::new(),
             waiting: Vec::new(),
         }
     }
 
     /// Returns a type's name in Rust.
-    ///
-    /// # Errors
-    /// No public function has used such a type so far.
-    pub fn name(&mut self, of: &Type) -> Result<String> {
-        Ok(match of {
-            Type::Base(words) => base(words)?.to_owned(),
-            Type::Named(name) => match name.as_str() {
-                "size_t" => "usize".to_owned(),
-                "uint64_t" => "u64".to_owned(),
-                "uint32_t" => "u32".to_owned(),
-                "int64_t" => "i64".to_owned(),
-                "int32_t" => "i32".to_owned(),
-                "uint16_t" => "u16".to_owned(),
-                "uint8_t" => "u8".to_owned(),
-                "int8_t" => "i8".to_owned(),
-                // C's own file type, which is opaque here.
-                "FILE" => "c_void".to_owned(),
-                _ => self.want(name),
-            },
-            Type::Tagged(_, name) => self.want(name),
+    pub fn name(&mut self, of: &Type) -> String {
+        match of {
+            Type::Own(name) => name.clone(),
+            // C's own file type, which is opaque here.
+            Type::Named(name) if name == "FILE" => "c_void".to_owned(),
+            Type::Named(name) => self.want(name),
             Type::Pointer(of, constant) => match &**of {
-                Type::Function(returns, parameters) => {
-                    format!("Option<{}>", self.function(returns, parameters)?)
+                function @ Type::Function(..) => format!("Option<{}>", self.name(function)),
+                of => {
+                    let word = if *constant { "const" } else { "mut" };
+                    format!("*{word} {}", self.name(of))
                 }
-                Type::Base(void) if void == "void" => {
-                    format!("*{} c_void", if *constant { "const" } else { "mut" })
-                }
-                of => format!(
-                    "*{} {}",
-                    if *constant { "const" } else { "mut" },
-                    self.name(of)?
-                ),
             },
-            Type::Array(of, length) => {
-                let length = self
-                    .layout
-                    .get(length)
-                    .with_context(|| format!("[{length}]"))?;
-                format!("[{}; {length}]", self.name(of)?)
+            Type::Array(of, length) => format!("[{}; {length}]", self.name(of)),
+            Type::Function(returns, parameters) => {
+                let mut parameter = |field: &Field| {
+                    format!("{}: {}", field_name(&field.name), self.name(&field.of))
+                };
+                let parameters: Vec<_> = parameters.iter().map(&mut parameter).collect();
+                let returns = returns.as_ref().map(|of| format!(" -> {}", self.name(of)));
+                format!(
+                    "unsafe extern \"C\" fn({}){}",
+                    parameters.join(", "),
+                    returns.unwrap_or_default()
+                )
             }
-            Type::Function(..) => bail!("a function is no value"),
-        })
-    }
-
-    /// Returns a function's type in Rust.
-    ///
-    /// # Errors
-    /// As for [`Types::name`].
-    pub fn function(&mut self, returns: &Type, parameters: &[Field]) -> Result<String> {
-        let parameters: Result<Vec<_>> = parameters
-            .iter()
-            .map(|field| {
-                Ok(format!(
-                    "{}: {}",
-                    field_name(&field.name),
-                    self.name(&field.of)?
-                ))
-            })
-            .collect();
-        let returns = match returns {
-            Type::Base(void) if void == "void" => String::new(),
-            other => format!(" -> {}", self.name(other)?),
-        };
-        Ok(format!(
-            "unsafe extern \"C\" fn({}){returns}",
-            parameters?.join(", ")
-        ))
+        }
     }
 
     fn want(&mut self, name: &str) -> String {
@@ -106,66 +62,49 @@ impl<'a> Types<'a> {
     }
 
     /// Generates all requested types, and those that they consist of.
-    ///
-    /// # Errors
-    /// A type is not declared, or is of an unknown kind.
-    pub fn write(mut self) -> Result<String> {
-        let mut all = std::collections::BTreeMap::new();
+    pub fn write(mut self) -> String {
+        let mut all = BTreeMap::new();
         while let Some(name) = self.waiting.pop() {
-            let text = self
-                .one(&name)
-                .with_context(|| format!("the type {name}"))?;
+            let text = self.one(&name);
             all.insert(name, text);
         }
-        Ok(all.into_values().collect::<Vec<_>>().join("\n"))
+        all.into_values().collect::<Vec<_>>().join("\n")
     }
 
-    fn one(&mut self, name: &str) -> Result<String> {
+    fn one(&mut self, name: &str) -> String {
         if let Some(definition) = self.header.definitions.get(name) {
             return self.definition(name, definition);
         }
         match self.header.typedefs.get(name) {
-            Some(Type::Tagged(_, tag)) if tag == name => Ok(opaque(name)),
-            Some(of) => Ok(format!("pub type {name} = {};\n", self.name(&of.clone())?)),
+            Some(of) => format!("pub type {name} = {};\n", self.name(of)),
             // A structure that is only used through pointers.
-            None => Ok(opaque(name)),
+            None => opaque(name),
         }
     }
 
-    fn definition(&mut self, name: &str, definition: &Definition) -> Result<String> {
-        let fields = match &definition.body {
-            Body::Values(values) => return self.enumeration(name, values),
-            Body::Fields(fields) if fields.is_empty() => return Ok(opaque(name)),
-            Body::Fields(fields) => fields,
+    fn definition(&mut self, name: &str, definition: &Definition) -> String {
+        let (word, fields) = match &definition.body {
+            Body::Opaque => return opaque(name),
+            Body::Values(values) => return enumeration(name, values),
+            Body::Structure(fields) => ("struct", fields),
+            Body::Union(fields) => ("union", fields),
         };
-        let align = self.layout.get(&format!("align {name}"));
-        let mut text = match (definition.aligned, align) {
-            (true, Some(align)) => format!("#[repr(C, align({align}))]\n"),
-            (true, None) => bail!("its alignment is unknown"),
+        let layout = self.header.size(name);
+        let mut text = match layout {
+            Some((_, align)) if definition.aligned => format!("#[repr(C, align({align}))]\n"),
             _ => "#[repr(C)]\n".to_owned(),
-        };
-        let word = if definition.tag == Tag::Union {
-            "union"
-        } else {
-            "struct"
         };
         let _ = writeln!(text, "#[derive(Clone, Copy)]\npub {word} {name} {{");
         let mut checks = String::new();
         for (at, field) in fields.iter().enumerate() {
-            let own = if field.name.is_empty() {
-                format!("anonymous{at}")
-            } else {
-                field.name.clone()
+            let own = match field.name.as_str() {
+                "" => format!("anonymous{at}"),
+                name => field_name(name),
             };
-            let _ = writeln!(
-                text,
-                "    pub {}: {},",
-                field_name(&own),
-                self.name(&field.of)?
-            );
-            let offset = self.layout.get(&format!("offset {name} {}", field.name));
-            if let Some(offset) = offset.filter(|_| definition.tag == Tag::Structure) {
-                let own = field_name(&own);
+            let _ = writeln!(text, "    pub {own}: {},", self.name(&field.of));
+            if let Some(offset) = self.header.offset(name, &field.name)
+                && word == "struct"
+            {
                 let _ = writeln!(
                     checks,
                     "    assert!(offset_of!({name}, {own}) == {offset});"
@@ -173,44 +112,39 @@ impl<'a> Types<'a> {
             }
         }
         text.push_str("}\n");
-        if let (Some(size), Some(align)) = (self.layout.get(&format!("size {name}")), align) {
+        // What C leaves unnamed is checked with what contains it.
+        if let Some((size, align)) = layout.filter(|_| !name.contains("_unnamed")) {
             let _ = write!(
                 text,
                 "const _: () = {{\n    assert!(size_of::<{name}>() == {size} && align_of::<{name}>() == {align});\n{checks}}};\n"
             );
         }
-        Ok(text)
+        text
     }
+}
 
-    /// A number, since callers may pass any value.
-    fn enumeration(&self, name: &str, values: &[String]) -> Result<String> {
-        let numbers: Result<Vec<i64>> = values
-            .iter()
-            .map(|value| self.layout.get(value).with_context(|| value.clone()))
-            .collect();
-        let numbers = numbers?;
-        let number = if numbers.iter().any(|number| *number < 0) {
-            "i32"
-        } else {
-            "u32"
-        };
-        let mut text =
-            "#[repr(transparent)]\n#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]\n".to_owned();
-        let _ = writeln!(text, "pub struct {name}(pub {number});\nimpl {name} {{");
-        for (value, number) in values.iter().zip(numbers) {
-            let _ = writeln!(text, "    pub const {value}: Self = Self({number});");
-        }
-        if matches!(name, "cudaError_enum" | "cudaError") {
-            text.push_str("    /// Names with their values.\n");
-            text.push_str("    pub const NAMES: &'static [(&'static str, Self)] = &[\n");
-            for value in values {
-                let _ = writeln!(text, "        (\"{value}\", Self::{value}),");
-            }
-            text.push_str("    ];\n");
-        }
-        text.push_str("}\n");
-        Ok(text)
+/// A number, since callers may pass any value.
+fn enumeration(name: &str, values: &[(String, i64)]) -> String {
+    let number = match values.iter().any(|(_, number)| *number < 0) {
+        true => "i32",
+        false => "u32",
+    };
+    let mut text =
+        "#[repr(transparent)]\n#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]\n".to_owned();
+    let _ = writeln!(text, "pub struct {name}(pub {number});\nimpl {name} {{");
+    for (value, number) in values {
+        let _ = writeln!(text, "    pub const {value}: Self = Self({number});");
     }
+    if matches!(name, "cudaError_enum" | "cudaError") {
+        text.push_str("    /// Names with their values.\n");
+        text.push_str("    pub const NAMES: &'static [(&'static str, Self)] = &[\n");
+        for (value, _) in values {
+            let _ = writeln!(text, "        (\"{value}\", Self::{value}),");
+        }
+        text.push_str("    ];\n");
+    }
+    text.push_str("}\n");
+    text
 }
 
 fn opaque(name: &str) -> String {
@@ -225,24 +159,4 @@ pub fn field_name(name: &str) -> String {
         }
         _ => name.to_owned(),
     }
-}
-
-fn base(words: &str) -> Result<&'static str> {
-    Ok(match words {
-        "char" => "c_char",
-        "signed char" => "c_schar",
-        "unsigned char" => "c_uchar",
-        "short" | "short int" => "c_short",
-        "unsigned short" | "short unsigned int" => "c_ushort",
-        "int" | "signed" | "signed int" => "c_int",
-        "unsigned int" | "unsigned" => "c_uint",
-        "long" | "long int" => "c_long",
-        "unsigned long" | "long unsigned int" => "c_ulong",
-        "long long" | "long long int" => "c_longlong",
-        "unsigned long long" | "unsigned long long int" | "long long unsigned int" => "c_ulonglong",
-        "float" => "f32",
-        "double" => "f64",
-        "void" => "c_void",
-        _ => bail!("{words} has no equal in Rust"),
-    })
 }

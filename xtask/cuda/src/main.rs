@@ -1,15 +1,15 @@
-//! `cargo xtask cuda-definition`: generates the definition of the CUDA API from the vendor's headers.
+//! `cargo xtask cuda-definition`: generates the definition of the CUDA API from the vendor's headers. A program of its
+//! own, since nothing else needs bindgen and libclang.
 //!
-//! - [`wheels`]: the source of the headers; [`c`]: parses them; [`layout`]: sizes and values.
+//! - [`wheels`]: the source of the headers; [`header`]: what they declare.
 //! - [`kernels`]: compiles the tests' kernels.
 //! - [`annotations`]: facts that the headers do not contain.
 //! - [`rust`], [`entries`]: the generated output; [`served`]: which entry points are implemented.
 
 mod annotations;
-mod c;
 mod entries;
-pub mod kernels;
-mod layout;
+mod header;
+mod kernels;
 mod rust;
 mod served;
 mod wheels;
@@ -17,28 +17,43 @@ mod wheels;
 use std::{
     fs,
     path::{Path, PathBuf},
-    process::Command,
+    process,
 };
 
 use anyhow::{Context, Result, ensure};
-use clap::Args;
+use clap::{Args, Parser};
 use gantry_build::root;
 use gantry_tests::rig::packages;
 
 use self::{
     annotations::Annotations,
-    c::Header,
     entries::{Convention, Entry},
-    layout::Layout,
+    header::Header,
     rust::Types,
 };
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", disable_help_subcommand = true)]
+enum Command {
+    /// Write the definition of the CUDA API anew, from the vendor's headers.
+    CudaDefinition(Options),
+    /// Compile the kernels of the CUDA tests anew, by the vendor's compiler.
+    CudaKernels(kernels::Options),
+}
+
+fn main() -> Result<()> {
+    match Command::parse() {
+        Command::CudaDefinition(options) => run(&options),
+        Command::CudaKernels(options) => kernels::run(&options),
+    }
+}
 
 /// Options of `cargo xtask cuda-definition`.
 #[derive(Args)]
 #[command(after_help = "Examples:\n  \
     cargo xtask cuda-definition           write the definition and docs/cuda-entry-points.md\n  \
     cargo xtask cuda-definition --check   fail if that would change them")]
-pub struct Options {
+struct Options {
     /// Change nothing; fail if the committed files differ from what the headers and annotations give.
     #[arg(long)]
     check: bool,
@@ -109,7 +124,7 @@ impl Api {
 ///
 /// # Errors
 /// The headers cannot be fetched or parsed; or, with `--check`, the committed files are out of date.
-pub fn run(options: &Options) -> Result<()> {
+fn run(options: &Options) -> Result<()> {
     let headers = match options.headers.as_slice() {
         [] => vec![wheels::headers()?, wheels::cublas()?],
         folders => folders.to_vec(),
@@ -121,8 +136,7 @@ pub fn run(options: &Options) -> Result<()> {
     for api in APIS {
         let annotations = Annotations::read(&text, api.name)?;
         let header = read(api, &headers)?;
-        let layout = Layout::of(&header, &headers, api.prologue)?;
-        let mut types = Types::new(&header, &layout);
+        let mut types = Types::new(&header);
         let all = entries::all(
             api,
             &header,
@@ -146,7 +160,7 @@ pub fn run(options: &Options) -> Result<()> {
         documentation += &entries::documentation(api.title, &all, served.as_deref());
         files.push((
             folder.join("types.rs"),
-            format!("{note}{TYPES}{}", types.write()?),
+            format!("{note}{TYPES}{}", types.write()),
         ));
         let (wanted, unwritten) = entries::counts(&all);
         println!(
@@ -205,13 +219,14 @@ fn table(all: &[Entry]) -> String {
     text + "];\n"
 }
 
-fn preprocessed(prologue: &str, headers: &[PathBuf], flag: &str) -> Result<String> {
+/// The macros that headers define, as `cc` prints them.
+fn macros(prologue: &str, headers: &[PathBuf]) -> Result<String> {
     let folder = tempfile::tempdir()?;
     let source = folder.path().join("all.c");
     fs::write(&source, prologue)?;
-    let mut cc = Command::new("cc");
+    let mut cc = process::Command::new("cc");
     let out = folder.path().join("all.i");
-    cc.args(["-E", "-w", flag])
+    cc.args(["-E", "-w", "-dM"])
         .args(headers.iter().flat_map(|folder| [Path::new("-I"), folder]))
         .arg(&source)
         .arg("-o")
@@ -221,7 +236,7 @@ fn preprocessed(prologue: &str, headers: &[PathBuf], flag: &str) -> Result<Strin
 }
 
 fn read(api: &Api, headers: &[PathBuf]) -> Result<Header> {
-    let mut text = preprocessed(api.prologue, headers, "-P")?;
+    let mut text = api.prologue.to_owned();
     if api.name == "runtime" {
         for header in ["crt/host_runtime.h", "crt/device_functions.h"] {
             let found = headers.iter().map(|folder| folder.join(header));
@@ -230,12 +245,12 @@ fn read(api: &Api, headers: &[PathBuf]) -> Result<Header> {
             text += &registration(header, &fs::read_to_string(path)?)?;
         }
     }
-    c::parse(&text).with_context(|| format!("cannot read the headers of the {} API", api.name))
+    header::read(&text, headers).with_context(|| format!("the {} API", api.name))
 }
 
 /// The functions that compiled programs call to register images and to launch are declared for C++ only.
 fn registration(file: &str, header: &str) -> Result<String> {
-    let mut text = String::new();
+    let mut text = "struct textureReference;\nstruct surfaceReference;\n".to_owned();
     for (at, _) in header.match_indices("CUDARTAPI __cuda") {
         let (before, after) = header.split_at(at);
         let start = before
@@ -250,12 +265,17 @@ fn registration(file: &str, header: &str) -> Result<String> {
             one = one.replace(word, "");
         }
         if !one.contains('#') {
-            text += &one;
+            // Without what C++ has by default.
+            let mut parts = one.split('=');
+            text += parts.next().unwrap_or_default();
+            for part in parts {
+                text += part.trim_start_matches(|c| c != ',' && c != ')');
+            }
             text.push('\n');
         }
     }
     ensure!(
-        !text.is_empty(),
+        text.contains("__cuda"),
         "{file} declares nothing that starts with __cuda"
     );
     Ok(text)
@@ -278,7 +298,7 @@ fn names(api: &Api, headers: &[PathBuf]) -> Result<Names> {
         "driver" => "#include <cuda.h>\n",
         _ => api.prologue,
     };
-    for line in preprocessed(prologue, headers, "-dM")?.lines() {
+    for line in macros(prologue, headers)?.lines() {
         let mut words = line.split_whitespace().skip(1);
         if let (Some(name), Some(symbol)) = (words.next(), words.next())
             && api.owns(name)
@@ -296,7 +316,7 @@ fn names(api: &Api, headers: &[PathBuf]) -> Result<Names> {
         return Ok(names);
     }
     let typedefs = "#define __CUDA_API_VERSION_INTERNAL\n#include <cudaTypedefs.h>\n#include <cudaProfilerTypedefs.h>\n";
-    let header = c::parse(&preprocessed(typedefs, headers, "-P")?)?;
+    let header = header::read(typedefs, headers)?;
     let versions = header
         .typedefs
         .keys()
