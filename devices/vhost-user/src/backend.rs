@@ -208,7 +208,7 @@ impl Backend {
 
     /// The features to offer to the driver.
     pub(crate) fn offered(&self, model: &Model) -> u64 {
-        self.features & model.allowed
+        self.features & model.allowed | model.own
     }
 }
 

@@ -8,6 +8,13 @@ use virtio_bindings::bindings::{
         VIRTIO_BLK_F_TOPOLOGY, VIRTIO_BLK_F_WRITE_ZEROES,
     },
     virtio_config::VIRTIO_F_VERSION_1,
+    virtio_net::{
+        VIRTIO_NET_F_CSUM, VIRTIO_NET_F_GUEST_CSUM, VIRTIO_NET_F_GUEST_ECN,
+        VIRTIO_NET_F_GUEST_TSO4, VIRTIO_NET_F_GUEST_TSO6, VIRTIO_NET_F_GUEST_UFO,
+        VIRTIO_NET_F_HOST_ECN, VIRTIO_NET_F_HOST_TSO4, VIRTIO_NET_F_HOST_TSO6,
+        VIRTIO_NET_F_HOST_UFO, VIRTIO_NET_F_MAC, VIRTIO_NET_F_MRG_RXBUF, VIRTIO_NET_F_MTU,
+        VIRTIO_NET_F_STATUS, VIRTIO_NET_S_LINK_UP,
+    },
     virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC},
 };
 
@@ -33,6 +40,19 @@ const BLOCK_LEN: usize = 60;
 /// Offset of `num_queues`.
 const BLOCK_QUEUES: usize = 34;
 
+/// Features of a network card that depend on its configuration only, whatever the back end has.
+const CARD: u64 = 1 << VIRTIO_NET_F_MAC | 1 << VIRTIO_NET_F_STATUS;
+
+/// Offloads of a network card, which can be switched off: checksums, TCP, UDP.
+const CSUM: u64 = 1 << VIRTIO_NET_F_CSUM | 1 << VIRTIO_NET_F_GUEST_CSUM;
+const TSO: u64 = 1 << VIRTIO_NET_F_GUEST_TSO4
+    | 1 << VIRTIO_NET_F_GUEST_TSO6
+    | 1 << VIRTIO_NET_F_GUEST_ECN
+    | 1 << VIRTIO_NET_F_HOST_TSO4
+    | 1 << VIRTIO_NET_F_HOST_TSO6
+    | 1 << VIRTIO_NET_F_HOST_ECN;
+const UFO: u64 = 1 << VIRTIO_NET_F_GUEST_UFO | 1 << VIRTIO_NET_F_HOST_UFO;
+
 /// Length of a shared folder's name in its configuration.
 const TAG: usize = 36;
 
@@ -43,6 +63,8 @@ pub struct Model {
     pub(crate) device_type: DeviceType,
     /// Features that may be offered if the back end has them.
     pub(crate) allowed: u64,
+    /// Features that are offered whatever the back end has, which is not told of them then.
+    pub(crate) own: u64,
     /// Maximum size of each queue.
     pub(crate) queue_sizes: Vec<u16>,
     /// Number of queues of a back end that does not say how many it has.
@@ -71,6 +93,7 @@ impl Model {
                 class: 0x01_8000,
             },
             allowed: BLOCK,
+            own: 0,
             queue_sizes: vec![queue_size; queues.into()],
             least_queues: 1,
             config: Config::Theirs {
@@ -93,6 +116,7 @@ impl Model {
                 class: DeviceType::UNCLASSIFIED,
             },
             allowed: RING,
+            own: 0,
             // The first is for requests that are urgent (virtio 1.2, 5.11.2).
             queue_sizes: vec![queue_size; usize::from(queues) + 1],
             least_queues: 2,
@@ -102,13 +126,38 @@ impl Model {
         }
     }
 
-    /// The type of device.
-    pub fn device_type(&self) -> DeviceType {
-        self.device_type
+    /// A network card with one pair of queues. Its offloads are for checksums, TCP and UDP, if the back end has them.
+    pub fn net(mac: [u8; 6], mtu: Option<u16>, offloads: [bool; 3], queue_size: u16) -> Self {
+        // virtio 1.2, 5.1.4: address, status, number of pairs, MTU.
+        let mut config = mac.to_vec();
+        for field in [VIRTIO_NET_S_LINK_UP as u16, 1, mtu.unwrap_or(0)] {
+            config.extend_from_slice(&field.to_le_bytes());
+        }
+        let offloads = [CSUM, TSO, UFO].into_iter().zip(offloads);
+        let offloads = offloads.filter_map(|(bits, is_on)| is_on.then_some(bits));
+        let mtu = u64::from(mtu.is_some()) << VIRTIO_NET_F_MTU;
+        Self {
+            device_type: DeviceType {
+                number: 1,
+                name: "network card",
+                class: 0x02_0000,
+            },
+            allowed: offloads.fold(RING | 1 << VIRTIO_NET_F_MRG_RXBUF, |all, bits| all | bits),
+            own: CARD | mtu,
+            queue_sizes: vec![queue_size; 2],
+            least_queues: 2,
+            config: Config::Own(config),
+            resumes: true,
+        }
+    }
+
+    /// Whether a back end that can serve this device can serve the other one.
+    pub fn is_like(&self, other: &Self) -> bool {
+        (self.device_type, &self.queue_sizes) == (other.device_type, &other.queue_sizes)
     }
 
     /// Number of queues.
-    pub fn queues(&self) -> u16 {
+    pub(crate) fn queues(&self) -> u16 {
         // At most as many as a configuration can name.
         self.queue_sizes.len() as u16
     }

@@ -216,7 +216,7 @@ impl Rings {
     ) -> Result<(), StartError> {
         self.map(backend, mapped, deadline)?;
         let connection = &mut backend.connection;
-        let features = self.features | PROTOCOL_FEATURES;
+        let features = self.features & backend.features | PROTOCOL_FEATURES;
         connection.tell(
             FrontendReq::SET_FEATURES,
             &features.to_ne_bytes(),

@@ -313,7 +313,10 @@ fn device(back_end: &BackEnd, guest: &Guest) -> Rig {
 }
 
 fn device_with(back_end: &BackEnd, guest: &Guest, patience: Duration) -> Rig {
-    let model = Model::disk(2, 64);
+    device_of(Model::disk(2, 64), back_end, guest, patience)
+}
+
+fn device_of(model: Model, back_end: &BackEnd, guest: &Guest, patience: Duration) -> Rig {
     let backend = back_end.connect(&model, LONG).unwrap();
     let (sender, losses) = mpsc::channel();
     let options = Options {
@@ -372,6 +375,58 @@ fn driver_and_back_end_agree_on_what_both_have() {
     assert_eq!(config, expected);
     let agreed = &back_end.bodies(Req::SET_PROTOCOL_FEATURES)[0];
     assert_eq!(agreed[..], ALL.to_ne_bytes());
+}
+
+#[test]
+fn a_folder_has_its_name_and_a_card_its_address() {
+    let guest = guest(0);
+    let config = |model| {
+        // Neither asks for the back end's configuration.
+        let back_end = BackEnd::obedient(ALL & !(1 << 9));
+        let rig = device_of(model, &back_end, &guest, LONG);
+        let mut config = [0; 40];
+        rig.device.read_config(0, &mut config);
+        (
+            config,
+            rig.device.features(),
+            rig.device.queue_sizes().len(),
+        )
+    };
+    let (folder, features, queues) = config(Model::fs("shared", 2, 64));
+    assert_eq!(
+        (&folder[..7], &folder[36..]),
+        (&b"shared\0"[..], &[2, 0, 0, 0][..])
+    );
+    assert_eq!((features, queues), (1 << 32 | 1 << 28, 3));
+    let mac = [2, 0, 0, 0, 0, 7];
+    let (card, features, _) = config(Model::net(mac, Some(1400), [true; 3], 64));
+    // The address, a link that is up, one pair of queues, the MTU.
+    let expected = [2, 0, 0, 0, 0, 7, 1, 0, 1, 0, 0x78, 5];
+    assert_eq!(card[..12], expected);
+    // MTU, MAC and STATUS are Gantry's, the offloads the back end's.
+    assert_eq!(
+        features,
+        1 << 32 | 1 << 28 | 1 << 3 | 1 << 5 | 1 << 16 | 3 << 11 | 1 << 9
+    );
+}
+
+#[test]
+fn what_is_not_the_back_ends_is_not_asked_of_it() {
+    let (back_end, guest) = (BackEnd::obedient(ALL), guest(0));
+    let model = Model::net([2, 0, 0, 0, 0, 7], None, [true; 3], 64);
+    let mut rig = device_of(model, &back_end, &guest, LONG);
+    let queues = [guest.queue(0, 64), guest.queue(1, 64)];
+    let features = rig.device.features();
+    let queues: Vec<_> = queues.iter().collect();
+    let activation = guest.activation_with(&queues, features);
+    rig.device.activate(activation).unwrap();
+    back_end.enabled(2);
+    let told = &back_end.bodies(Req::SET_FEATURES)[0];
+    let told = u64::from_ne_bytes(told[..].try_into().unwrap());
+    assert_eq!(
+        told & (1 << 5 | 1 << 16 | 1 << 30 | 1 << 12),
+        1 << 30 | 1 << 12
+    );
 }
 
 #[test]

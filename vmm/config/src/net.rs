@@ -8,10 +8,13 @@ use std::{
 use serde::{Deserialize, Serialize};
 
 use super::{
+    VmConfig,
     check::{self, Invalid, Placement, Problem},
     common::{CommonConfig, has_common_config},
     descriptor::Descriptor,
-    kind::{Configured, Device, FileUse, HotPlug, Refused},
+    kind::{
+        Configured, Device, FileUse, HotPlug, Refused, check_shared_memory, needs_shared_memory,
+    },
     syntax::{IOMMU, Key, LIMITS, PLACE, SyntaxError, ValueType, parse},
 };
 
@@ -139,7 +142,8 @@ impl Configured for NetConfig {
     const HELP: &'static str = "Network cards: tap=NAME,mac=MAC,host_mac=MAC,ip=ADDRESS,mask=MASK,fd=[N,N],num_queues=N, \
         queue_size=N,mtu=N,offload_tso=on|off,offload_ufo=on|off,offload_csum=on|off,bw_size=SIZE, \
         bw_one_time_burst=SIZE,bw_refill_time=MS,ops_size=N,ops_one_time_burst=N, \
-        ops_refill_time=MS,id=NAME";
+        ops_refill_time=MS,id=NAME. A card of another process (vhost-user): vhost_user=on,socket=PATH, \
+        vhost_mode=client,mac=MAC,mtu=N,id=NAME. The memory has to be shared (see --memory)";
 
     const HOT_PLUG: Option<HotPlug> = Some(HotPlug {
         about: "Plug in a network card",
@@ -163,13 +167,16 @@ impl Configured for NetConfig {
 
 impl Device for NetConfig {
     fn validate(&self) -> Result<(), Invalid> {
-        check::unsupported(
-            self.vhost_user || self.vhost_socket.is_some(),
-            "vhost_user",
-            "network cards of other processes (vhost-user)",
-            "use a tap interface",
-        )?;
-        check::range("num_queues", self.num_queues, 2, Self::MAX_QUEUES)?;
+        if self.has_tap() {
+            if self.vhost_socket.is_some() {
+                return Err(
+                    Problem::Missing("a socket is that of a vhost-user card").at("vhost_user")
+                );
+            }
+        } else {
+            self.validate_served()?;
+        }
+        check::range("num_queues", self.num_queues, 2, self.max_queues())?;
         check::queue_size(self.queue_size)?;
         if let Some(tap) = &self.tap {
             // IFNAMSIZ, including the terminating zero.
@@ -217,7 +224,32 @@ impl Device for NetConfig {
     }
 
     fn files(&self) -> Vec<FileUse> {
-        vec![FileUse::open("/dev/net/tun", false)]
+        match self.has_tap() {
+            true => vec![FileUse::open("/dev/net/tun", false)],
+            false => Vec::new(),
+        }
+    }
+
+    fn validate_in(&self, vm: &VmConfig) -> Result<(), Invalid> {
+        match self.has_tap() {
+            true => Ok(()),
+            false => needs_shared_memory(vm, "vhost_user"),
+        }
+    }
+
+    fn check_joins(&self, vm: &VmConfig, _running: bool) -> Result<(), Refused> {
+        match self.has_tap() {
+            true => Ok(()),
+            false => check_shared_memory(vm),
+        }
+    }
+
+    fn cannot_move(&self) -> Option<&'static str> {
+        (!self.has_tap()).then_some("network card of another process")
+    }
+
+    fn cannot_be_saved(&self) -> bool {
+        !self.has_tap()
     }
 
     fn descriptors(&self) -> Vec<RawFd> {
@@ -241,6 +273,47 @@ impl Device for NetConfig {
 impl NetConfig {
     /// Maximum number of queues: 128 pairs; Linux's tap supports up to 256.
     const MAX_QUEUES: u64 = 256;
+
+    /// Whether Gantry serves the card, by a tap; otherwise another process does.
+    pub fn has_tap(&self) -> bool {
+        !self.vhost_user
+    }
+
+    /// A back end serves one pair, as queues for control are not passed on; a third one stands for that.
+    fn max_queues(&self) -> u64 {
+        match self.has_tap() {
+            true => Self::MAX_QUEUES,
+            false => 3,
+        }
+    }
+
+    /// Checks a card that another process serves.
+    fn validate_served(&self) -> Result<(), Invalid> {
+        let is_named = |path: &PathBuf| !path.as_os_str().is_empty();
+        if !self.vhost_socket.as_ref().is_some_and(is_named) {
+            return Err(Problem::Missing("name the socket of its back end").at("vhost_socket"));
+        }
+        check::unsupported(
+            self.vhost_mode.as_deref() == Some("Server"),
+            "vhost_mode",
+            "sockets to which a back end connects",
+            "let the back end listen, and use client",
+        )?;
+        let is_of_taps = [
+            ("tap", self.tap.is_some()),
+            ("fds", !self.fds.is_empty()),
+            ("host_mac", self.host_mac.is_some()),
+            ("rate_limiter_config", self.rate_limiter_config.is_some()),
+        ];
+        match is_of_taps.iter().find(|(_, is_set)| *is_set) {
+            Some((place, _)) => {
+                let with = "vhost_user";
+                let advice = "the card's back end decides about that";
+                Err(Problem::Conflict { with, advice }.at(*place))
+            }
+            None => Ok(()),
+        }
+    }
 
     /// Number of queues without the control queue.
     pub fn queues_in_pairs(&self) -> u16 {

@@ -120,8 +120,8 @@ fn what_gantry_does_not_do_is_refused_by_name() {
             "disks[0].image_type: not",
         ),
         (
-            json!({"net": [{"vhost_user": true}]}),
-            "net[0].vhost_user: not supported",
+            json!({"net": [{"vhost_user": true, "vhost_socket": "/s", "vhost_mode": "Server"}]}),
+            "net[0].vhost_mode: not supported",
         ),
         (
             json!({"cpus": {"boot_vcpus": 1, "max_vcpus": 1, "kvm_hyperv": true}}),

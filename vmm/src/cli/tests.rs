@@ -145,10 +145,8 @@ fn is_place(key: &str) -> bool {
 #[test]
 fn help_names_the_keys_that_are_taken_and_no_others() {
     // Keys that are parsed but refused later.
-    const VHOST: [&str; 3] = ["vhost_user", "vhost_mode", "socket"];
     let refused_of = |option: &str| -> &[&str] {
         match option {
-            "net" => &VHOST,
             "accel" => &["backend"],
             _ => &[],
         }

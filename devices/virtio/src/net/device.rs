@@ -171,7 +171,11 @@ pub struct Net {
     idle: Vec<ActiveQueue>,
 }
 
-fn random_mac() -> io::Result<[u8; 6]> {
+/// Makes up an address of a card.
+///
+/// # Errors
+/// The host has no random numbers.
+pub fn random_mac() -> io::Result<[u8; 6]> {
     let mut mac = [0_u8; 6];
     // SAFETY: the buffer outlives the call and has the given length.
     let got = unsafe { libc::getrandom(mac.as_mut_ptr().cast(), mac.len(), 0) };

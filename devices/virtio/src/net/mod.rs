@@ -20,7 +20,7 @@ mod interface;
 mod receive;
 pub mod tap;
 
-pub use device::{Error, Net, Options, State};
+pub use device::{Error, Net, Options, State, random_mac};
 pub use interface::Interface;
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use devices::virtio::net;
+use devices::{vhost_user::Model, virtio::net};
 use vmm_config::NetConfig;
 
 use super::{
@@ -15,6 +15,7 @@ use super::{
         error::DeviceError,
     },
     Handle, thread_name,
+    vhost_user::{self, Served},
 };
 
 /// The default host address of an interface that Gantry creates. Clients that fill in the API's
@@ -25,7 +26,14 @@ impl DeviceKind for NetConfig {
     const NAME: &'static str = "net";
     const CALLED: &'static str = "network card";
 
+    fn shares_ram(&self) -> bool {
+        !self.has_tap()
+    }
+
     fn make(&self, id: &str, surroundings: &Surroundings) -> Result<Made, DeviceError> {
+        if let Some(served) = served(self) {
+            return vhost_user::make(served?, id, surroundings);
+        }
         let given = surroundings.given.taps(id);
         let fds = match given.is_empty() {
             true => own_fds(self)?,
@@ -55,6 +63,25 @@ impl DeviceKind for NetConfig {
             handle,
         })
     }
+}
+
+/// What another process serves for a card.
+pub(super) fn served(net: &NetConfig) -> Option<Result<Served<'_>, DeviceError>> {
+    let socket = net.vhost_socket.as_deref().filter(|_| !net.has_tap())?;
+    let mac = match net.mac.as_deref().map(parse_mac) {
+        Some(Err(error)) => return Some(Err(error)),
+        Some(Ok(mac)) => mac,
+        None => match net::random_mac() {
+            Ok(mac) => mac,
+            Err(source) => {
+                let action = "make up an address";
+                return Some(Err(DeviceError::Host { action, source }));
+            }
+        },
+    };
+    let offloads = [net.offload_csum, net.offload_tso, net.offload_ufo];
+    let model = Model::net(mac, net.mtu, offloads, net.queue_size);
+    Some(Ok(Served { socket, model }))
 }
 
 /// Duplicates descriptors for one machine: the configured ones stay open for the next boot.

@@ -6,7 +6,7 @@ use std::{
 };
 
 use devices::vhost_user::{self, Backend, Model, VhostUser};
-use vmm_config::{Device, DiskConfig, FsConfig};
+use vmm_config::{Device, DiskConfig, FsConfig, NetConfig};
 
 use super::{
     super::{
@@ -29,9 +29,8 @@ pub(super) struct Served<'a> {
 /// A connection that was opened before its device is made.
 struct Opened {
     socket: PathBuf,
-    device_type: u16,
-    /// Number of queues, by which its back end was judged.
-    queues: u16,
+    /// By which the back end was judged. It may have an address that was made up.
+    model: Model,
     backend: Backend,
 }
 
@@ -40,6 +39,9 @@ pub(super) fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
     let device: &dyn Any = device;
     let (kind, served) = if let Some(fs) = device.downcast_ref() {
         (FsConfig::NAME, super::fs::served(fs))
+    } else if let Some(net) = device.downcast_ref() {
+        // What is invalid is said when the device is made.
+        (NetConfig::NAME, super::net::served(net)?.ok()?)
     } else {
         let disk = device.downcast_ref()?;
         (DiskConfig::NAME, super::disk::served(disk)?)
@@ -55,8 +57,7 @@ pub(super) fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
         })?;
         images.keep(Opened {
             socket,
-            device_type: model.device_type().number,
-            queues: model.queues(),
+            model,
             backend,
         });
         Ok(())
@@ -71,14 +72,13 @@ pub(super) fn make(
     surroundings: &Surroundings,
 ) -> Result<Made, DeviceError> {
     let Served { socket, model } = served;
-    let is_its = |opened: &Opened| {
-        opened.socket == socket
-            && opened.device_type == model.device_type().number
-            && opened.queues == model.queues()
-    };
-    let backend = match surroundings.images.take_kept(is_its) {
-        Some(opened) => opened.backend,
-        None => Backend::connect(socket, &model).map_err(DeviceError::of)?,
+    let is_its = |opened: &Opened| opened.socket == socket && opened.model.is_like(&model);
+    let (backend, model) = match surroundings.images.take_kept(is_its) {
+        Some(opened) => (opened.backend, opened.model),
+        None => {
+            let backend = Backend::connect(socket, &model);
+            (backend.map_err(DeviceError::of)?, model)
+        }
     };
     let (events, name) = (surroundings.events.clone(), id.to_owned());
     let options = vhost_user::Options {
