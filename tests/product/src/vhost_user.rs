@@ -1,4 +1,4 @@
-//! Devices that stock back ends serve: `qemu-storage-daemon` and `virtiofsd`.
+//! Devices that stock back ends serve: `qemu-storage-daemon`, `virtiofsd` and DPDK.
 
 use std::{
     fs,
@@ -28,6 +28,12 @@ use crate::{
 
 const DAEMON: &str = "/usr/bin/qemu-storage-daemon";
 const VIRTIOFSD: &str = "/usr/lib/qemu/virtiofsd";
+const TESTPMD: &str = "/usr/bin/dpdk-testpmd";
+
+/// Drivers that DPDK loads, and their packages.
+const DRIVERS: &str = "/usr/lib/x86_64-linux-gnu/dpdk/pmds-23.0";
+const NET_VHOST: &str = "librte_net_vhost.so";
+const MEMPOOL: &str = "librte_mempool_ring.so";
 
 /// Programs that the scenario needs.
 const PROGRAMS: &[(&str, &str)] = &[
@@ -36,11 +42,20 @@ const PROGRAMS: &[(&str, &str)] = &[
     ("cpio", "cpio"),
     (DAEMON, "qemu-system-common"),
     (VIRTIOFSD, "qemu-system-common"),
+    (TESTPMD, "dpdk-dev"),
+    (
+        "/usr/lib/x86_64-linux-gnu/dpdk/pmds-23.0/librte_net_vhost.so",
+        "librte-net-vhost23",
+    ),
+    (
+        "/usr/lib/x86_64-linux-gnu/dpdk/pmds-23.0/librte_mempool_ring.so",
+        "librte-mempool-ring23",
+    ),
     ("qemu-img", "qemu-utils"),
 ];
 
 /// Modules that the guest loads.
-const MODULES: &[&str] = &["fuse", "virtiofs"];
+const MODULES: &[&str] = &["fuse", "virtiofs", "failover", "net_failover", "virtio_net"];
 
 /// Size of the disk in MiB.
 const DISK_MIB: usize = 48;
@@ -64,6 +79,9 @@ pub fn stock_back_ends(record: &mut Record) -> Result<()> {
             (&gantry, "gantry"),
             (Path::new(DAEMON), "qemu-storage-daemon"),
             (Path::new(VIRTIOFSD), "virtiofsd"),
+            (Path::new(TESTPMD), "dpdk-testpmd"),
+            (&Path::new(DRIVERS).join(NET_VHOST), NET_VHOST),
+            (&Path::new(DRIVERS).join(MEMPOOL), MEMPOOL),
         ],
         files: &[
             (&kernel.image, "vmlinuz"),
@@ -72,7 +90,9 @@ pub fn stock_back_ends(record: &mut Record) -> Result<()> {
         ],
     };
     let mut host = Host::boot(&cache, &contents, &[], &work)?;
-    let done = use_disks(&mut host, &image, record).and_then(|()| use_folders(&mut host, record));
+    let done = use_disks(&mut host, &image, record)
+        .and_then(|()| use_cards(&mut host, record))
+        .and_then(|()| use_folders(&mut host, record));
     fs::write(work.join("guest.log"), host.guest.transcript())?;
     fs::write(work.join("host.log"), host.shell.transcript())?;
     let vmm = host.shell.run("cat /tmp/gantry.log; cat /tmp/*.out");
@@ -250,6 +270,47 @@ fn use_disks(host: &mut Host, image: &Image, record: &mut Record) -> Result<()> 
     );
     host.ctl("resume")?;
     record.saw("a snapshot is refused");
+    Ok(())
+}
+
+/// Starts a program that answers pings of whoever is at the other end of its card.
+fn answer_pings(host: &mut Host) -> Result<()> {
+    host.shell.run(&format!(
+        "rm -f /tmp/net.sock; dpdk-testpmd --no-huge -m 128 --no-pci --no-telemetry --lcores 0@0,1@0 -d /bin/{NET_VHOST} \
+         -d /bin/{MEMPOOL} --vdev net_vhost0,iface=/tmp/net.sock,queues=1 -- --forward-mode=icmpecho \
+         --total-num-mbufs=2048 --auto-start --no-mlockall --stats-period 3600 < /dev/null > /tmp/net.out 2>&1 &"
+    ))?;
+    host.shell
+        .eventually("test -S /tmp/net.sock && echo yes", |said| said == "yes")?;
+    Ok(())
+}
+
+fn use_cards(host: &mut Host, record: &mut Record) -> Result<()> {
+    const PING: &str = "ping -c 3 10.9.8.1 > /dev/null && echo answered";
+    answer_pings(host)?;
+    host.ctl("add-net vhost_user=on,socket=/tmp/net.sock,mac=52:54:00:12:34:56,id=card")?;
+    host.guest
+        .eventually("cat /sys/class/net/eth0/address || true", |said| {
+            said == "52:54:00:12:34:56"
+        })?;
+    host.guest
+        .run("ip link set eth0 up && ip addr add 10.9.8.2/24 dev eth0")?;
+    host.guest.eventually(PING, |said| said == "answered")?;
+    record.saw("DPDK answers pings of a guest");
+    host.shell.run("kill -9 $(pidof dpdk-testpmd)")?;
+    host.shell
+        .eventually("grep -c '\"card\" is lost' /tmp/gantry.log", |count| {
+            count == "1"
+        })?;
+    answer_pings(host)?;
+    host.guest.eventually(PING, |said| said == "answered")?;
+    record.saw("DPDK is killed and started again: it answers pings of the guest again");
+    host.ctl("remove-device card")?;
+    host.guest
+        .eventually("test -e /sys/class/net/eth0 || echo gone", |said| {
+            said == "gone"
+        })?;
+    host.shell.run("kill -9 $(pidof dpdk-testpmd)")?;
     Ok(())
 }
 
