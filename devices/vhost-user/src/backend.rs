@@ -2,6 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    thread,
     time::Duration,
 };
 
@@ -20,6 +21,9 @@ use crate::{
 
 /// Time limit for all first messages. A client waits for its device meanwhile, and nobody else does.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long nobody looks for a socket that is not there.
+const BREATH: Duration = Duration::from_millis(20);
 
 /// The feature by which protocol features are agreed on, and queues are enabled one by one.
 pub(crate) const PROTOCOL_FEATURES: u64 = VhostUserVirtioFeatures::PROTOCOL_FEATURES.bits();
@@ -101,16 +105,32 @@ pub struct Backend {
 }
 
 impl Backend {
-    /// Connects to the back end that listens at a socket. Takes at most ten seconds.
+    /// Connects to the back end that listens at a socket, or soon does: some end when a guest is reset, and are started
+    /// again. Takes at most ten seconds.
     ///
     /// # Errors
     /// Nobody listens, or it does not answer or cannot serve the device.
     pub fn connect(path: &Path, model: &Model) -> Result<Self, Error> {
-        let connection = Connection::open(path).map_err(|source| Error::Failure {
-            path: path.to_owned(),
-            source,
-        })?;
-        Self::agree(connection, path, model, Deadline::after(PATIENCE))
+        Self::connect_within(path, model, PATIENCE)
+    }
+
+    pub(crate) fn connect_within(
+        path: &Path,
+        model: &Model,
+        patience: Duration,
+    ) -> Result<Self, Error> {
+        let deadline = Deadline::after(patience);
+        let connection = loop {
+            match Connection::open(path) {
+                Ok(connection) => break connection,
+                Err(_) if !deadline.is_over() => thread::sleep(BREATH),
+                Err(source) => {
+                    let path = path.to_owned();
+                    return Err(Error::Failure { path, source });
+                }
+            }
+        };
+        Self::agree(connection, path, model, deadline)
     }
 
     /// Agrees with the back end at the other end of a connection.

@@ -86,6 +86,11 @@ impl Deadline {
             limit,
         }
     }
+
+    /// Whether it has passed.
+    pub(crate) fn is_over(&self) -> bool {
+        self.at <= Instant::now()
+    }
 }
 
 /// A connection to a back end, which has one request in flight at a time.

@@ -934,8 +934,24 @@ fn nothing_of_a_device_is_left_when_it_is_gone() {
 }
 
 #[test]
+fn a_back_end_that_listens_soon_is_waited_for() {
+    let back_end = BackEnd::obedient(ALL);
+    let away = back_end.socket.with_extension("away");
+    std::fs::rename(&back_end.socket, &away).unwrap();
+    let socket = back_end.socket.clone();
+    let other = thread::spawn(move || {
+        thread::sleep(Duration::from_millis(50));
+        std::fs::rename(&away, &socket).unwrap();
+    });
+    let model = Model::disk(1, 64);
+    assert!(Backend::connect_within(&back_end.socket, &model, LONG).is_ok());
+    other.join().unwrap();
+}
+
+#[test]
 fn nobody_listens_is_said_with_what_to_do() {
-    let error = Backend::connect(Path::new("/nonexistent/socket"), &Model::disk(1, 64));
+    let path = Path::new("/nonexistent/socket");
+    let error = Backend::connect_within(path, &Model::disk(1, 64), Duration::ZERO);
     let error = Chain(&error.unwrap_err()).to_string();
     assert!(
         error.contains("start the device's back end first"),
