@@ -314,11 +314,11 @@ fn use_cards(host: &mut Host, record: &mut Record) -> Result<()> {
     Ok(())
 }
 
-/// Starts the server of `/tmp/shared`.
+/// Starts the server of `/tmp/shared`, again whenever it ends.
 fn share(host: &mut Host) -> Result<()> {
     host.shell.run(
-        "mkdir -p /tmp/shared /run/virtiofsd; rm -f /tmp/fs.sock; \
-         virtiofsd --socket-path=/tmp/fs.sock -o source=/tmp/shared -o sandbox=chroot -o cache=none \
+        "mkdir -p /tmp/shared /run/virtiofsd; (while true; do rm -f /tmp/fs.sock; \
+         virtiofsd -f --socket-path=/tmp/fs.sock -o source=/tmp/shared -o sandbox=chroot -o cache=none; done) \
          > /tmp/fs.out 2>&1 & true",
     )?;
     host.shell
@@ -361,7 +361,6 @@ fn use_folders(host: &mut Host, record: &mut Record) -> Result<()> {
         |said| said == "none",
     )?;
     host.guest.run("umount /mnt")?;
-    share(host)?;
     host.ctl("add-fs tag=shared,socket=/tmp/fs.sock,id=folder")?;
     host.guest
         .eventually("mount -t virtiofs shared /mnt && echo there", |said| {
@@ -369,6 +368,18 @@ fn use_folders(host: &mut Host, record: &mut Record) -> Result<()> {
         })?;
     said(&mut host.guest, "cat /mnt/guest", "of the guest")?;
     record.saw("virtiofsd is killed: the guest lives, and has the folder again when the device was added anew");
+    host.guest.send("reboot -f")?;
+    host.guest.wait_ready()?;
+    host.guest.eventually(
+        "mkdir -p /mnt; mount -t virtiofs shared /mnt && echo there",
+        |said| said == "there",
+    )?;
+    said(&mut host.guest, "cat /mnt/guest", "of the guest")?;
+    host.guest
+        .run("dd if=/dev/vda of=/dev/null bs=1M count=4 2>/dev/null")?;
+    record.saw(
+        "the guest is reset: both back ends serve it again, of which virtiofsd was started again",
+    );
 
     host.guest.send("poweroff -f")?;
     host.shell
