@@ -2,6 +2,9 @@
 //!
 //! A channel's state is read from its instance block when it first runs and after each kick. What
 //! the CPU may look at (the progress of the channel) is written back.
+//!
+//! An engine executes one command at a time, and nothing but its reset stops it inside: a channel
+//! that is disabled, leaves the run list or is kicked leaves its engine when its command is over.
 
 use std::collections::VecDeque;
 
@@ -26,14 +29,13 @@ use crate::{
         userd,
     },
     registers::{
-        CHANNELS, ChannelEntry, Fault, RunList,
+        CHANNELS, ChannelEntry, Engine, Fault, RunList,
         interrupts::{CommandError, Reason, unit},
     },
 };
 
 /// Cost limit of one slice of a channel's work: a thousand methods, or copies of 256 KiB. This also
-/// limits how long the CPU waits for registers and for a channel to stop: about a millisecond on an
-/// emulated processor.
+/// limits how long the CPU waits for registers: about a millisecond on an emulated processor.
 const SLICE: u32 = 1 << 10;
 /// Cost of fetching a ring entry.
 const ENTRY_COST: u32 = 16;
@@ -150,6 +152,8 @@ enum Status {
 
 /// A channel whose instance block has been read.
 struct Context {
+    /// Identifies it among the contexts of this FIFO.
+    id: u64,
     block: InstanceBlock,
     ramfc: Ramfc,
     entries: u32,
@@ -173,6 +177,45 @@ struct Channel {
     entry: ChannelEntry,
     listed: bool,
     context: Option<Box<Context>>,
+}
+
+/// The context whose command each engine is executing, if any.
+#[derive(Default)]
+struct Engines {
+    holders: [Option<u64>; Engine::ALL.len()],
+    /// Whether a context has not got its engine since this was last looked at.
+    is_wanted: bool,
+}
+
+impl Engines {
+    /// Gives the context the engine that its current command needs, if any. Returns false if
+    /// another context has it.
+    fn enter(&mut self, context: &Context) -> bool {
+        let Some(engine) = context.engine() else {
+            return true;
+        };
+        let has = *self.holders[engine as usize].get_or_insert(context.id) == context.id;
+        self.is_wanted |= !has;
+        has
+    }
+
+    fn leave(&mut self, context: &Context) {
+        for holder in &mut self.holders {
+            holder.take_if(|holder| *holder == context.id);
+        }
+    }
+
+    /// Whether the context is inside a command.
+    fn has(&self, context: &Context) -> bool {
+        self.holders.contains(&Some(context.id))
+    }
+}
+
+/// A context without a channel: when its command is over, it is dropped.
+struct Orphan {
+    channel: u8,
+    instance: Target,
+    context: Box<Context>,
 }
 
 /// An event that is visible outside.
@@ -204,6 +247,13 @@ pub struct Fifo {
     last: usize,
     /// Contexts of channels that are not in the channel table.
     kept: Kept<Box<Context>>,
+    next_id: u64,
+    /// The contexts whose commands the engines are executing.
+    engines: Engines,
+    /// Contexts inside a command, whose channels have been removed from the channel table.
+    orphans: VecDeque<Orphan>,
+    /// The channel that is being kicked.
+    kicked: Option<u8>,
     /// Events for the caller to take.
     pub events: Vec<Event>,
 }
@@ -215,14 +265,18 @@ impl Fifo {
             channels: (0..CHANNELS).map(|_| Channel::default()).collect(),
             last: 0,
             kept: Kept::new(vram),
+            next_id: 0,
+            engines: Engines::default(),
+            orphans: VecDeque::new(),
+            kicked: None,
             events: Vec::new(),
         }
     }
 
     /// Handles a write of a channel table entry. A context that has left the engines is kept until
-    /// its instance block is in the table again.
-    pub fn entry(&mut self, channel: u8, entry: ChannelEntry, memory: &Memory) {
-        let Some(channel) = self.channels.get_mut(usize::from(channel)) else {
+    /// its instance block is in the table again. One that is inside a command goes on with that.
+    pub fn entry(&mut self, number: u8, entry: ChannelEntry, memory: &Memory) {
+        let Some(channel) = self.channels.get_mut(usize::from(number)) else {
             return;
         };
         let old = std::mem::replace(&mut channel.entry, entry);
@@ -231,13 +285,21 @@ impl Fifo {
         }
         if let Some(context) = channel.context.take()
             && let Some(instance) = old.instance
-            && context.stale
-            && context.status != Status::Faulted
         {
-            self.kept.keep(context.name, instance, context, memory);
+            if self.engines.has(&context) {
+                warn!("channel {number} is removed inside a command");
+                self.orphans.push_back(Orphan {
+                    channel: number,
+                    instance,
+                    context,
+                });
+            } else if context.stale && context.status != Status::Faulted {
+                self.kept.keep(context.name, instance, context, memory);
+            }
         }
         let instance = entry.instance;
         channel.context = instance.and_then(|instance| self.kept.take(instance, memory));
+        self.finish_kick(memory);
     }
 
     /// Handles a new run list.
@@ -281,16 +343,35 @@ impl Fifo {
         context.ramfc.gp_put = put;
     }
 
-    /// Handles a kick: the channel leaves the engines, and its instance block then contains the
-    /// state that the driver may look at.
+    /// Handles a kick: the channel leaves the engines when its current command is over. Its
+    /// instance block then contains the state that the driver may look at.
     pub fn kick(&mut self, channel: u8, memory: &Memory) {
-        let Some(channel) = self.channels.get_mut(usize::from(channel)) else {
+        if self.kicked.is_some() {
+            warn!("a kick of channel {channel} is lost: an earlier one is not over");
+            return;
+        }
+        self.kicked = Some(channel);
+        self.finish_kick(memory);
+    }
+
+    /// Whether a channel is being kicked.
+    pub fn is_kicking(&self) -> bool {
+        self.kicked.is_some()
+    }
+
+    /// Completes the kick if its channel is not inside a command.
+    fn finish_kick(&mut self, memory: &Memory) {
+        let Some(channel) = self.kicked else { return };
+        let channel = self.channels.get_mut(usize::from(channel));
+        let context = channel.and_then(|its| Some((its.entry.instance?, its.context.as_mut()?)));
+        let Some((instance, context)) = context else {
+            self.kicked = None;
             return;
         };
-        let (Some(instance), Some(context)) = (channel.entry.instance, channel.context.as_mut())
-        else {
+        if self.engines.has(context) {
             return;
-        };
+        }
+        self.kicked = None;
         let mut block = [0; ramfc::BYTES];
         let place = PhysicalAddress::of(instance);
         if memory.read(place, &mut block) {
@@ -300,6 +381,33 @@ impl Fifo {
         }
         context.name = self.kept.name(instance, memory);
         context.stale = true;
+    }
+
+    /// The channel whose command an engine is executing.
+    pub fn channel_on(&self, engine: Engine) -> Option<u8> {
+        let id = self.engines.holders[engine as usize]?;
+        let mut channels = (0_u8..).zip(&self.channels);
+        let channel = channels.find_map(|(number, channel)| {
+            let context = channel.context.as_ref()?;
+            (context.id == id).then_some(number)
+        });
+        let mut orphans = self.orphans.iter();
+        channel.or_else(|| Some(orphans.find(|orphan| orphan.context.id == id)?.channel))
+    }
+
+    /// Resets an engine: the channel whose command it is executing ends.
+    pub fn reset(&mut self, engine: Engine, memory: &Memory) {
+        let Some(id) = self.engines.holders[engine as usize].take() else {
+            return;
+        };
+        self.orphans.retain(|orphan| orphan.context.id != id);
+        let contexts = self.channels.iter_mut();
+        let mut contexts = contexts.filter_map(|channel| channel.context.as_mut());
+        if let Some(context) = contexts.find(|context| context.id == id) {
+            context.work = Work::None;
+            context.status = Status::Faulted;
+        }
+        self.finish_kick(memory);
     }
 
     /// The driver has acknowledged failed commands, so their channels continue.
@@ -351,7 +459,9 @@ impl Fifo {
                 context.stale = false;
             }
             None => {
+                self.next_id += 1;
                 channel.context = Some(Box::new(Context {
+                    id: self.next_id,
                     block,
                     ramfc,
                     entries,
@@ -378,10 +488,13 @@ impl Fifo {
         for step in 1..=count {
             let index = (self.last + step) % count;
             let channel = &self.channels[index];
-            if !(channel.entry.enabled && channel.listed && channel.context.is_some()) {
+            let Some(context) = &channel.context else {
                 continue;
-            }
-            if !self.load(index, memory) {
+            };
+            // Less than 128.
+            let number = index as u8;
+            let may_begin = channel.entry.enabled && channel.listed && self.kicked != Some(number);
+            if !(may_begin || self.engines.has(context)) || !self.load(index, memory) {
                 continue;
             }
             let channel = &mut self.channels[index];
@@ -396,37 +509,76 @@ impl Fifo {
                     waiting = true;
                     continue;
                 }
+                // If another one has the engine, that one runs.
+                Ok(Left::More) if !self.engines.enter(context) => continue,
                 Ok(Left::More) => {
-                    let mut run = Run {
-                        // Less than 128.
-                        channel: index as u8,
+                    let run = Run {
+                        channel: number,
                         context,
                         memory,
                         now,
                         budget: Budget::new(SLICE),
+                        engines: &mut self.engines,
+                        may_begin,
                         events: &mut self.events,
                     };
-                    if let Err(stop) = run.go() {
-                        run.stop(stop, instance);
-                    }
+                    run.slice(instance);
                 }
                 Err(bad) => {
                     context.fault(bad, unit::FIFO, instance, &mut self.events);
                 }
             }
+            self.finish_kick(memory);
             self.last = index;
+            self.run_orphan(memory, now);
             return Left::More;
         }
-        match waiting {
-            true => Left::Waiting,
-            false => Left::Nothing,
+        match (self.run_orphan(memory, now), waiting) {
+            (true, _) => Left::More,
+            (false, true) => Left::Waiting,
+            (false, false) => Left::Nothing,
         }
+    }
+
+    /// Runs an orphan for one slice. Returns whether there was one.
+    fn run_orphan(&mut self, memory: &Memory, now: u64) -> bool {
+        let Some(mut orphan) = self.orphans.pop_front() else {
+            return false;
+        };
+        let run = Run {
+            channel: orphan.channel,
+            context: &mut orphan.context,
+            memory,
+            now,
+            budget: Budget::new(SLICE),
+            engines: &mut self.engines,
+            may_begin: false,
+            events: &mut self.events,
+        };
+        run.slice(orphan.instance);
+        if self.engines.has(&orphan.context) {
+            self.orphans.push_back(orphan);
+        }
+        true
     }
 }
 
 impl Context {
     fn space(&self) -> Space {
         self.block.space
+    }
+
+    /// The engine that its current command needs.
+    fn engine(&self) -> Option<Engine> {
+        match self.work {
+            Work::None | Work::Wait(_) => None,
+            Work::Copy { unit, .. } => match unit {
+                unit::COPY0 => Some(Engine::Copy0),
+                unit::COPY1 => Some(Engine::Copy1),
+                _ => Some(Engine::Graphics),
+            },
+            Work::Kernel(..) => Some(Engine::Graphics),
+        }
     }
 
     fn can_run(&mut self, memory: &Memory) -> Result<Left, BadAddress> {
@@ -480,10 +632,23 @@ struct Run<'a> {
     memory: &'a Memory,
     now: u64,
     budget: Budget,
+    engines: &'a mut Engines,
+    /// Whether it may begin another command.
+    may_begin: bool,
     events: &'a mut Vec<Event>,
 }
 
 impl Run<'_> {
+    fn slice(mut self, instance: Target) {
+        let stop = self.go().err();
+        if stop.is_some() || self.context.engine().is_none() {
+            self.engines.leave(self.context);
+        }
+        if let Some(stop) = stop {
+            self.stop(stop, instance);
+        }
+    }
+
     fn stop(self, stop: Stop, instance: Target) {
         match stop {
             Stop::Address(bad, unit) => {
@@ -501,7 +666,12 @@ impl Run<'_> {
     /// Runs until there is nothing left, the channel waits, or the budget is spent.
     fn go(&mut self) -> Result<(), Stop> {
         loop {
-            if !self.advance()? {
+            if !self.engines.enter(self.context) || !self.advance()? {
+                return Ok(());
+            }
+            self.engines.leave(self.context);
+            // After a command, another channel may have the engine.
+            if !self.may_begin || std::mem::take(&mut self.engines.is_wanted) {
                 return Ok(());
             }
             let Some(word) = self.context.fetched.pop_front() else {

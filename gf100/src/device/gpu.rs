@@ -16,7 +16,8 @@ use super::{
 use crate::{
     format::{Target, userd::Window},
     registers::{
-        Bar, CHANNELS, ChannelEntry, Effects, Fault, Flush, Registers, RunList, interrupts::unit,
+        Bar, CHANNELS, ChannelEntry, Effects, Engine, Fault, Flush, Registers, RunList,
+        interrupts::unit,
     },
 };
 
@@ -383,6 +384,18 @@ impl Effects for Engines {
 
     fn kick(&mut self, channel: u8) {
         self.fifo.kick(channel, &self.memory);
+    }
+
+    fn is_kicking(&self) -> bool {
+        self.fifo.is_kicking()
+    }
+
+    fn channel_on(&self, engine: Engine) -> Option<u8> {
+        self.fifo.channel_on(engine)
+    }
+
+    fn engine_off(&mut self, engine: Engine) {
+        self.fifo.reset(engine, &self.memory);
     }
 
     fn command_error_seen(&mut self) {

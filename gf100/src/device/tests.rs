@@ -315,23 +315,63 @@ fn a_bad_method_stops_the_channel_until_it_is_seen() {
     assert_eq!(driver.word(DATA), 1);
 }
 
-#[test]
-fn a_long_copy_leaves_registers_to_others() {
-    let mut driver = Driver::new(false);
-    // Copies half a gigabyte onto the same page, over and over.
-    let mut words = copy(DATA, DATA + 0x1000, 0xffff, 0x1fff);
+/// Copies this number of lines of 64 KiB onto the same page, over and over.
+fn long_copy(lines: u32) -> Vec<u32> {
+    let mut words = copy(DATA, DATA + 0x1000, 0xffff, lines);
     // The pitches.
     words[7] = 0;
     words[8] = 0;
+    words
+}
+
+const KICKED: u32 = 5;
+const KICKING: u32 = 5 | 1 << 20;
+
+#[test]
+fn a_kick_takes_effect_at_the_end_of_the_command() {
+    let mut driver = Driver::new(false);
+    let mut words = long_copy(32);
+    words.extend(semaphore(DATA + 0x3000, 1, 2));
     driver.submit(&words);
     assert_eq!(driver.work(3), Next::Now);
-    // A kick takes effect in the middle of the copy, and a disabled channel does not continue.
+    assert_eq!(driver.read(0x00_2650), 1 << 31 | 5, "the engine's channel");
     driver.write(0x00_302c, 0x1f_0000);
     driver.write(0x00_2634, 5);
-    assert_eq!(driver.read(0x00_2634), 5);
-    assert_eq!(driver.work(3), Next::Never);
-    driver.write(0x00_302c, 0x1f_0001);
+    assert_eq!(driver.read(0x00_2634), KICKING, "inside the copy");
     assert_eq!(driver.work(3), Next::Now);
+    assert_eq!(driver.read(0x00_2634), KICKING);
+    assert_eq!(driver.work(100), Next::Never);
+    assert_eq!(driver.read(0x00_2634), KICKED);
+    assert_eq!(driver.word(DATA + 0x3000), 0, "behind the copy");
+    driver.write(0x00_302c, 0x1f_0001);
+    assert_eq!(driver.work(100), Next::Never);
+    assert_eq!(driver.word(DATA + 0x3000), 1);
+}
+
+#[test]
+fn a_channel_removed_inside_a_command_writes_on() {
+    let mut driver = Driver::new(false);
+    driver.submit(&long_copy(32));
+    assert_eq!(driver.work(3), Next::Now);
+    driver.write(0x00_302c, 0x1f_0000);
+    driver.write(0x00_3028, 0);
+    driver.set(DATA, &[7; 4]);
+    assert_eq!(driver.work(100), Next::Never);
+    assert_eq!(driver.word(DATA + 0x1000), 0x0707_0707);
+}
+
+#[test]
+fn a_reset_of_its_engine_ends_a_channels_command() {
+    let mut driver = Driver::new(false);
+    driver.submit(&long_copy(0x1fff));
+    assert_eq!(driver.work(3), Next::Now);
+    driver.write(0x00_2634, 5);
+    // The other engines, and then its own.
+    for (on, kick) in [(1 << 6, KICKING), (1 << 7 | 1 << 12, KICKED)] {
+        driver.write(0x00_0200, on);
+        assert_eq!(driver.read(0x00_2634), kick);
+    }
+    assert_eq!(driver.work(3), Next::Never);
 }
 
 #[test]
@@ -669,7 +709,7 @@ fn a_query_of_the_3d_class_writes_its_word_or_a_counter_and_drawing_is_refused()
 }
 
 #[test]
-fn a_kernel_that_makes_no_sense_ends_its_launch_and_one_without_end_is_stopped() {
+fn a_kernel_without_sense_ends_its_launch_one_without_end_runs() {
     let mut driver = Driver::new(true);
     set_code(&mut driver, &[u64::MAX]);
     driver.submit(&launch(1, &[]));
@@ -680,8 +720,11 @@ fn a_kernel_that_makes_no_sense_ends_its_launch_and_one_without_end_is_stopped()
     set_code(&mut driver, &[branch]);
     driver.submit(&launch(1, &[]));
     assert_eq!(driver.work(50), Next::Now, "it runs for ever, in slices");
-    // After a kick, the launch waits in its context.
     driver.write(0x00_302c, 0x1f_0000);
     driver.write(0x00_2634, 5);
+    assert_eq!(driver.work(10), Next::Now);
+    assert_eq!(driver.read(0x00_2634), KICKING);
+    driver.write(0x00_0200, !(1 << 12));
     assert_eq!(driver.work(10), Next::Never);
+    assert_eq!(driver.read(0x00_2634), KICKED);
 }

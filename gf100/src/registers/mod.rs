@@ -40,6 +40,12 @@ const SCHEDULE_REASON: u32 = 0x00_254c;
 const CONTEXT_TIMEOUT: u32 = 0x0a;
 const ENGINE_STATUS: u32 = 0x00_2640;
 const COPY0: u32 = 4;
+/// Which engines are on.
+pub const ENGINES_ON: u32 = 0x00_0200;
+/// The channel to kick: it leaves the engines. A bit says that it has not left them yet.
+pub const KICK: u32 = 0x00_2634;
+/// See [`KICK`].
+pub const KICKING: u32 = 1 << 20;
 /// Makes CPU writes through BARs visible to the GPU, and its bit that says that this is in progress.
 pub const BAR_FLUSH: u32 = 0x07_0000;
 /// See [`BAR_FLUSH`].
@@ -105,6 +111,46 @@ pub struct RunList {
     pub count: u32,
 }
 
+/// An engine that executes commands.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Engine {
+    /// Graphics, compute and M2MF.
+    Graphics,
+    /// Copies of class 90b5.
+    Copy0,
+    /// Copies of class 90b8.
+    Copy1,
+}
+
+impl Engine {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::Graphics, Self::Copy0, Self::Copy1];
+
+    /// Address of the register that shows the channel whose command it is executing.
+    pub fn status(self) -> u32 {
+        let index = match self {
+            Self::Graphics => 0,
+            Self::Copy0 => COPY0,
+            Self::Copy1 => COPY0 + 1,
+        };
+        ENGINE_STATUS + 4 * index
+    }
+
+    /// The channel in the value of that register, if it is executing a command.
+    pub fn channel(status: u32) -> Option<u8> {
+        (status & 1 << 31 != 0).then_some((status & 0x7f) as u8)
+    }
+
+    /// Its bit in the register that turns engines off and on.
+    pub fn bit(self) -> u32 {
+        match self {
+            Self::Graphics => 1 << 12,
+            Self::Copy0 => 1 << 6,
+            Self::Copy1 => 1 << 7,
+        }
+    }
+}
+
 /// An entry of the channel table.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ChannelEntry {
@@ -153,9 +199,18 @@ pub trait Effects {
     fn run_list(&mut self, list: RunList);
     /// Whether a run list has not taken effect yet. If so, [`Registers::run_list_done`] is called when it has.
     fn has_pending_run_list(&self) -> bool;
-    /// Removes a channel from the engines. Its state must be in its instance block when this
-    /// returns.
+    /// Removes a channel from the engines. Its state is in its instance block when this is done.
     fn kick(&mut self, channel: u8);
+    /// Whether that is not done yet.
+    fn is_kicking(&self) -> bool {
+        false
+    }
+    /// The channel whose command an engine is executing, if this is known.
+    fn channel_on(&self, _engine: Engine) -> Option<u8> {
+        None
+    }
+    /// Turns an engine off: it forgets its command.
+    fn engine_off(&mut self, _engine: Engine) {}
     /// The driver has acknowledged a channel's failed command.
     fn command_error_seen(&mut self);
     /// This register was never written and is unknown to the model: it reads as 0.
@@ -213,6 +268,18 @@ impl Registers {
                 let status = self.file.read(at).unwrap_or(0) & !RUN_LIST_PENDING;
                 status | (u32::from(effects.has_pending_run_list()) * RUN_LIST_PENDING)
             }
+            KICK => {
+                let channel = self.file.read(at).unwrap_or(0) & 0x7f;
+                channel | (u32::from(effects.is_kicking()) * KICKING)
+            }
+            ENGINE_STATUS..0x00_2658 => {
+                let engine = Engine::ALL.into_iter().find(|its| its.status() == at);
+                let channel = engine.and_then(|engine| effects.channel_on(engine));
+                match channel {
+                    Some(channel) => 1 << 31 | u32::from(channel),
+                    None => self.file.read(at).unwrap_or(0),
+                }
+            }
             prom::START..prom::END => prom::word(&self.rom, at - prom::START),
             WINDOW..WINDOW_END => {
                 let base = self.window_base();
@@ -262,7 +329,14 @@ impl Registers {
             0x00_1714 => effects.bar(Bar::Three, bar_instance(value)),
             0x00_2254 => effects.user_window(Window::parse(value)),
             0x00_2274 => self.run_list(value, effects),
-            0x00_2634 => effects.kick((value & 0x7f) as u8),
+            KICK => effects.kick((value & 0x7f) as u8),
+            ENGINES_ON => {
+                for engine in Engine::ALL {
+                    if value & engine.bit() == 0 {
+                        effects.engine_off(engine);
+                    }
+                }
+            }
             CHANNEL_TABLE..0x00_3400 => self.channel_entry(at, effects),
             BAR_FLUSH => effects.bar_flush(),
             0x10_0cbc if value & 1 << 31 != 0 => self.flush(value, effects),

@@ -55,7 +55,7 @@ pub struct Channel {
     put: u64,
     got: u64,
     number: u32,
-    /// Whether it must not run until its VM's next turn.
+    /// Whether it must not run until its VM's next turn: it has left the engines, or is leaving them.
     pub frozen: bool,
     /// Whether its front has stopped it.
     pub stopped: bool,
@@ -163,14 +163,21 @@ impl Channel {
         self.physical.is_some() && !self.frozen && self.is_flying()
     }
 
-    /// Stops its work where it is. Returns whether anything ran.
+    /// Stops its work when its current command is over. Returns whether anything ran.
     pub fn freeze(&mut self, gpu: &mut Physical) -> Result<bool, Failure> {
-        let Some(physical) = self.physical.filter(|_| self.runs()) else {
-            return Ok(false);
-        };
-        self.frozen = true;
-        gpu.stop(physical)?;
-        Ok(true)
+        let ran = self.runs();
+        if let Some(physical) = self.physical
+            && !std::mem::replace(&mut self.frozen, true)
+        {
+            gpu.stop(physical)?;
+        }
+        Ok(ran)
+    }
+
+    /// Whether a command of it that was stopped still runs.
+    pub fn is_leaving(&self, gpu: &Physical) -> bool {
+        self.physical
+            .is_some_and(|physical| gpu.is_leaving(physical))
     }
 
     /// Ends the channel and drops everything that has not completed.

@@ -1,7 +1,9 @@
 //! Divides up the GPU: who has which part of it, and when.
 //!
 //! The channels of one VM run at a time. A turn ends when the VM has nothing left to do, or when its time is over and
-//! others wait. What still runs then is stopped, and continues in the VM's next turn.
+//! others wait. What still runs then is stopped, and continues in the VM's next turn. Nothing stops the GPU inside a
+//! command, so the next turn begins when all channels have left the engines. A command that takes longer than the limit
+//! is lost, and its channel ends. For what a front wants to stop, the limit is [`SHORT`].
 
 mod places;
 
@@ -49,6 +51,13 @@ const GRACE: Duration = Duration::from_millis(2);
 /// and eight machines get 12 ms each out of 100.
 const QUANTUM: Duration = Duration::from_micros(1600);
 const QUANTUM_GRACE: Duration = Duration::from_micros(200);
+/// How long a command may go on that its front has stopped, whose channel has ended, or that runs in another VM's turn.
+/// A guest's processor waits for this.
+const SHORT: Duration = Duration::from_millis(20);
+/// How long a command of a VM that is being paused may go on. Its front gives this process up after 10 s.
+const PAUSING: Duration = Duration::from_secs(5);
+/// Interval at which channels that leave the engines are looked at.
+const LEAVING: Duration = Duration::from_micros(500);
 /// Interval at which completion words are checked without an interrupt.
 pub(super) const LOOK: Duration = Duration::from_millis(10);
 /// The most that counts as GPU time of what passes between two looks. If more passes, the host has not let this process
@@ -125,6 +134,8 @@ struct Vm {
     dirty: bool,
     /// It is paused: none of its channels runs.
     held: bool,
+    /// The last question that was not answered yet: a channel is leaving the engines. Its answer answers all earlier ones.
+    asked: Option<u32>,
     figures: Figures,
 }
 
@@ -159,7 +170,7 @@ impl Vm {
         self.channels.values().any(Channel::has_work)
     }
 
-    /// Stops the work of its channels where it is.
+    /// Stops the work of its channels, each when its current command is over.
     fn stop(&mut self, gpu: &mut Physical) -> Result<(), Failure> {
         for channel in self.channels.values_mut() {
             if channel.freeze(gpu)? {
@@ -175,6 +186,40 @@ impl Vm {
         for _ in 0..bound.map_or(0, |bound| bound.completed(reserve)) {
             self.figures.submissions += 1;
             self.events.push_back(Event::Done { channel });
+        }
+    }
+
+    /// Whether a command of it that was stopped still runs.
+    fn is_leaving(&self, gpu: &Physical) -> bool {
+        self.channels.values().any(|its| its.is_leaving(gpu))
+    }
+
+    /// Answers the front's question once nothing runs that was stopped. What had completed is reported before.
+    fn answer(&mut self, gpu: &Physical, reserve: &Reserve) {
+        if self.is_leaving(gpu) {
+            return;
+        }
+        let Some(number) = self.asked.take() else {
+            return;
+        };
+        let held = self.held;
+        let channels = self.channels.iter();
+        let stopped = channels.filter(|(_, channel)| held || channel.stopped);
+        let stopped: Vec<_> = stopped.map(|(number, _)| *number).collect();
+        for channel in stopped {
+            self.collect(channel, reserve);
+        }
+        self.events.push_back(Event::Synced { number });
+    }
+
+    /// Ends a channel, and says why.
+    fn end(&mut self, number: u8, event: Event) {
+        if let Some(channel) = self.channels.get_mut(&number)
+            && !channel.ended
+        {
+            channel.end();
+            self.figures.ended += 1;
+            self.events.push_back(event);
         }
     }
 
@@ -196,7 +241,7 @@ impl Vm {
 /// Lengths of turns.
 #[derive(Clone, Copy)]
 struct Lengths {
-    /// For all turns, whatever the policy says: this GPU can be stopped where others cannot.
+    /// For all turns, whatever the policy says.
     quantum: Option<Duration>,
     /// Extra time for what runs at the end of a turn.
     grace: Duration,
@@ -221,6 +266,8 @@ struct Turn {
     since: Moment,
     launched: u32,
     completed: u32,
+    /// It is over, and its channels leave the engines.
+    ending: bool,
 }
 
 impl Turn {
@@ -368,6 +415,7 @@ impl Mediator {
             events: VecDeque::new(),
             dirty: false,
             held: false,
+            asked: None,
             figures: Figures::default(),
         };
         self.vms.insert(id, vm);
@@ -450,6 +498,11 @@ impl Mediator {
         };
         self.scheduler.leave(ClientId(id), now);
         self.turn = self.turn.filter(|turn| turn.vm != id);
+        vm.stop(&mut self.gpu)?;
+        let channels: Vec<_> = vm.channels.keys().copied().collect();
+        for channel in channels {
+            self.stop(&mut vm, channel)?;
+        }
         for channel in std::mem::take(&mut vm.channels).into_values() {
             self.release(&mut vm, &channel)?;
         }
@@ -468,10 +521,34 @@ impl Mediator {
         Ok(())
     }
 
-    /// Frees a channel's number and memory.
+    /// Makes a channel leave the engines, and waits until it has. A command that this takes too long is lost.
+    fn stop(&mut self, vm: &mut Vm, number: u8) -> Result<(), Failure> {
+        let Some(channel) = vm.channels.get_mut(&number) else {
+            return Ok(());
+        };
+        channel.freeze(&mut self.gpu)?;
+        let Some(physical) = channel.physical else {
+            return Ok(());
+        };
+        self.gpu.leaving()?;
+        if self.gpu.is_leaving(physical) {
+            // No further command of it begins, for which another such wait would be needed.
+            vm.stop(&mut self.gpu)?;
+        }
+        for lost in self.gpu.wait_for_leaving(physical, SHORT)? {
+            if let Some((id, channel)) = self.owners[usize::from(lost)] {
+                let after = SHORT;
+                // This VM is not among the others now.
+                let vm = self.vms.get_mut(&id).unwrap_or(vm);
+                vm.end(channel, Event::Late { channel, after });
+            }
+        }
+        Ok(())
+    }
+
+    /// Frees the number and memory of a channel that has left the engines.
     fn release(&mut self, vm: &mut Vm, channel: &Channel) -> Result<(), Failure> {
         if let Some(physical) = channel.physical {
-            self.gpu.stop(physical)?;
             self.gpu.channel(physical, None, false)?;
             self.owners[usize::from(physical)] = None;
         }
@@ -574,10 +651,7 @@ impl Mediator {
             }
             Request::Unbind { channel } => {
                 vm.dead.remove(&channel);
-                let bound = vm.channels.get(&channel);
-                if let Some(physical) = bound.and_then(|bound| bound.physical) {
-                    self.gpu.stop(physical)?;
-                }
+                self.stop(vm, channel)?;
                 // Completed submissions must not be submitted again.
                 vm.collect(channel, &self.reserve);
                 if let Some(bound) = vm.channels.remove(&channel) {
@@ -594,7 +668,8 @@ impl Mediator {
                 bound.stopped = stopped;
                 if stopped {
                     bound.freeze(&mut self.gpu)?;
-                    // Nothing is left to be reported while it is stopped.
+                    self.gpu.leaving()?;
+                    // If it has left the engines, nothing is left to be reported while it is stopped.
                     vm.collect(channel, &self.reserve);
                 } else if bound.has_work() && !vm.held {
                     self.scheduler.want(ClientId(id), now);
@@ -616,14 +691,16 @@ impl Mediator {
             }
             Request::Sync { number } => {
                 vm.flush(&mut self.gpu)?;
-                vm.events.push_back(Event::Synced { number });
+                vm.asked = Some(number);
+                vm.answer(&self.gpu, &self.reserve);
             }
             Request::Hold { held } => {
                 vm.held = held;
                 if held {
                     // Its turn ends when the clock is looked at next: it is no longer active.
                     vm.stop(&mut self.gpu)?;
-                    // Nothing is left to be reported while it is paused.
+                    self.gpu.leaving()?;
+                    // If all have left the engines, nothing is left to be reported while it is paused.
                     let channels: Vec<_> = vm.channels.keys().copied().collect();
                     for channel in channels {
                         vm.collect(channel, &self.reserve);
@@ -773,15 +850,17 @@ impl Mediator {
     }
 
     fn end(&mut self, vm: u32, number: u8, event: Event) {
-        let Some(vm) = self.vms.get_mut(&vm) else {
-            return;
-        };
-        if let Some(channel) = vm.channels.get_mut(&number)
-            && !channel.ended
-        {
-            channel.end();
-            vm.figures.ended += 1;
-            vm.events.push_back(event);
+        if let Some(vm) = self.vms.get_mut(&vm) {
+            vm.end(number, event);
+        }
+    }
+
+    /// Stops a channel that has ended.
+    fn freeze(&mut self, vm: u32, number: u8) -> Result<(), Failure> {
+        let vm = self.vms.get_mut(&vm);
+        match vm.and_then(|vm| vm.channels.get_mut(&number)) {
+            Some(channel) => channel.freeze(&mut self.gpu).map(drop),
+            None => Ok(()),
         }
     }
 
@@ -821,7 +900,7 @@ impl Mediator {
                 let after = Duration::ZERO;
                 let channel = number;
                 self.end(id, number, Event::Late { channel, after });
-                self.gpu.stop(physical as u8)?;
+                self.freeze(id, number)?;
             }
         }
         Ok(())
@@ -831,17 +910,25 @@ impl Mediator {
     /// must be called again.
     pub fn tick(&mut self, now: Moment) -> Result<Option<Duration>, Failure> {
         self.collect(now)?;
+        self.follow_leaving()?;
         let mut again = None;
         loop {
             let Some(turn) = self.turn else {
                 match self.scheduler.dispatch(now) {
                     Dispatch::Grant(grant) => {
+                        // Others have nothing to do, or have been stopped, unless they lie about what is done.
+                        let others = self.vms.iter_mut();
+                        for (_, vm) in others.filter(|(id, _)| **id != grant.client.0) {
+                            vm.stop(&mut self.gpu)?;
+                        }
+                        self.gpu.leaving()?;
                         self.turn = Some(Turn {
                             vm: grant.client.0,
                             slice: self.lengths.quantum.map_or(grant.slice, Slice::Time),
                             since: now,
                             launched: 0,
                             completed: 0,
+                            ending: false,
                         });
                         continue;
                     }
@@ -862,7 +949,39 @@ impl Mediator {
                 again = Some(turn.again(self.lengths.grace, now).min(GRACE));
             }
         }
+        if self.gpu.has_leaving() {
+            again = Some(again.unwrap_or(LEAVING).min(LEAVING));
+        }
         Ok(again)
+    }
+
+    /// Aborts the command that keeps channels from leaving the engines, if it takes too long, and tells fronts that wait.
+    fn follow_leaving(&mut self) -> Result<(), Failure> {
+        if let Some((physical, after)) = self.gpu.leaving()?
+            && let Some((id, number)) = self.owners[usize::from(physical)]
+            && let Some(vm) = self.vms.get_mut(&id)
+            && let Some(channel) = vm.channels.get(&number)
+        {
+            let patience = match channel {
+                its if its.ended || its.stopped => SHORT,
+                _ if self.turn.is_some_and(|turn| turn.vm != id) => SHORT,
+                _ if vm.held => PAUSING,
+                its => self.limit.saturating_sub(its.busy),
+            };
+            if after > patience {
+                let after = channel.busy + after;
+                warn!(
+                    "virtual machine {id}: a command of channel {number} does not end, and is lost"
+                );
+                let channel = number;
+                vm.end(number, Event::Late { channel, after });
+                self.gpu.reset_engine_of(physical)?;
+            }
+        }
+        for vm in self.vms.values_mut() {
+            vm.answer(&self.gpu, &self.reserve);
+        }
+        Ok(())
     }
 
     /// Advances a turn. Returns whether it has ended.
@@ -874,12 +993,16 @@ impl Mediator {
             return Ok(true);
         };
         let active = vm.is_active();
-        let mut over = contended && turn.is_over(now);
-        if over && active && self.goes_on(now) {
+        let mut over = turn.ending || contended && turn.is_over(now);
+        if over && active && !turn.ending && self.goes_on(now) {
             turn.since = now;
             over = false;
         }
         if active && !over {
+            let mut others = self.vms.iter().filter(|(id, _)| **id != turn.vm);
+            if self.gpu.has_leaving() && others.any(|(_, vm)| vm.is_leaving(&self.gpu)) {
+                return Ok(false);
+            }
             let one = contended && turn.slice == Slice::Request;
             self.launch(&mut turn, one)?;
             self.turn = Some(turn);
@@ -888,10 +1011,20 @@ impl Mediator {
         let Some(vm) = self.vms.get_mut(&turn.vm) else {
             return Ok(true);
         };
-        if vm.is_flying() && turn.overtime(now) < self.lengths.grace && active {
+        if !turn.ending {
+            if vm.is_flying() && turn.overtime(now) < self.lengths.grace && active {
+                return Ok(false);
+            }
+            if vm.is_flying() {
+                vm.stop(&mut self.gpu)?;
+                self.gpu.leaving()?;
+            }
+            turn.ending = true;
+            self.turn = Some(turn);
+        }
+        if vm.is_leaving(&self.gpu) {
             return Ok(false);
         }
-        vm.stop(&mut self.gpu)?;
         let held = self.scheduler.held(now);
         self.scheduler.charge(held.min(MOST_COUNTED), 0, now);
         self.scheduler.done(now);
@@ -935,17 +1068,15 @@ impl Mediator {
             vm.figures.submissions += count as u64;
             turn.completed += count as u32;
             if channel.is_flying() && channel.busy > self.limit {
-                late.push((*number, channel.physical, channel.busy));
+                late.push((*number, channel.busy));
             }
         }
-        for (channel, physical, after) in late {
+        for (channel, after) in late {
             warn!(
                 "virtual machine {id}: channel {channel} has had the GPU for {after:?}, and ends"
             );
             self.end(id, channel, Event::Late { channel, after });
-            if let Some(physical) = physical {
-                self.gpu.stop(physical)?;
-            }
+            self.freeze(id, channel)?;
         }
         Ok(())
     }

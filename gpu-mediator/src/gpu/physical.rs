@@ -1,6 +1,7 @@
 //! The physical GPU. The mediator is the only client of its server.
 
 use std::{
+    collections::VecDeque,
     fs::File,
     io,
     ops::Range,
@@ -11,7 +12,7 @@ use std::{
 
 use gf100::{
     format::{PAGE, userd},
-    registers::{TRANSLATED, TRANSLATIONS},
+    registers::{ENGINES_ON, Engine, KICK, TRANSLATED, TRANSLATIONS},
 };
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DATA_EVENTFD, VFIO_PCI_CONFIG_REGION_INDEX,
@@ -90,6 +91,10 @@ pub struct Physical {
     connection: Connection,
     interrupt: EventFd,
     vram: u64,
+    /// Channels that are to leave the engines. The first one is being kicked.
+    leaving: VecDeque<u8>,
+    /// Since when it is.
+    kicked: Instant,
     /// Number of requests sent so far.
     pub questions: u64,
 }
@@ -106,6 +111,8 @@ impl Physical {
             connection,
             interrupt,
             vram: 0,
+            leaving: VecDeque::new(),
+            kicked: Instant::now(),
             questions: 0,
         };
         let command = Command::DeviceGetRegionInfo;
@@ -277,10 +284,86 @@ impl Physical {
         Ok(())
     }
 
-    /// Makes a channel stop and leave the engines. Its work is kept.
+    /// Makes a channel leave the engines, when its current command is over. Its work is kept.
+    /// Until it [has left](Self::is_leaving), it may write to its space, and must not be changed.
     pub fn stop(&mut self, channel: u8) -> Result<(), Failure> {
-        self.set(0x00_3004 + u32::from(channel) * 8, 0x001f_0000)?;
-        self.set(0x00_2634, channel.into())
+        let off: u32 = 0x001f_0000;
+        let entry = 0x00_3004 + u64::from(channel) * 8;
+        self.post(BAR0, entry, &off.to_le_bytes())?;
+        self.leaving.push_back(channel);
+        match self.leaving.len() {
+            1 => self.kick(channel),
+            _ => Ok(()),
+        }
+    }
+
+    /// One at a time: this is a register, and not a queue.
+    fn kick(&mut self, channel: u8) -> Result<(), Failure> {
+        self.kicked = Instant::now();
+        self.post(BAR0, KICK.into(), &u32::from(channel).to_le_bytes())
+    }
+
+    /// Kicks one channel after another, as far as this takes no time. Returns the one that is
+    /// inside a command, and for how long it has been kicked.
+    pub fn leaving(&mut self) -> Result<Option<(u8, Duration)>, Failure> {
+        while let Some(&channel) = self.leaving.front() {
+            if self.register(KICK)? != u32::from(channel) {
+                return Ok(Some((channel, self.kicked.elapsed())));
+            }
+            self.leaving.pop_front();
+            if let Some(&next) = self.leaving.front() {
+                self.kick(next)?;
+            }
+        }
+        Ok(None)
+    }
+
+    /// Whether a channel has been stopped, and has not left the engines.
+    pub fn is_leaving(&self, channel: u8) -> bool {
+        self.leaving.contains(&channel)
+    }
+
+    /// Whether any channel is.
+    pub fn has_leaving(&self) -> bool {
+        !self.leaving.is_empty()
+    }
+
+    /// Resets the engine that executes a channel's command, which is lost.
+    pub fn reset_engine_of(&mut self, channel: u8) -> Result<(), Failure> {
+        for engine in Engine::ALL {
+            let status = self.register(engine.status())?;
+            if Engine::channel(status) == Some(channel) {
+                self.set(ENGINES_ON, !engine.bit())?;
+                self.set(ENGINES_ON, u32::MAX)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Waits until a channel that was stopped has left the engines. Returns the channels whose
+    /// commands had to be aborted for that, because they were not over within `patience`.
+    pub fn wait_for_leaving(
+        &mut self,
+        channel: u8,
+        patience: Duration,
+    ) -> Result<Vec<u8>, Failure> {
+        let start = Instant::now();
+        let mut lost = Vec::new();
+        while let Some((first, _)) = self.leaving()? {
+            if !self.is_leaving(channel) {
+                break;
+            }
+            if start.elapsed() > LIMIT {
+                return Err(Failure::Hangs("a kick"));
+            }
+            if start.elapsed() > patience {
+                self.reset_engine_of(first)?;
+                lost.push(first);
+            } else {
+                std::thread::sleep(INTERVAL);
+            }
+        }
+        Ok(lost)
     }
 
     /// Sets a new run list, and waits until it has taken effect. Its memory may be written again then.

@@ -16,6 +16,7 @@ use gf100::{
     },
     format::{
         LARGE, VramPage,
+        instruction::{Instruction, Operation},
         push::{GpEntry, Header, Run as Words},
     },
 };
@@ -100,7 +101,12 @@ impl Guest {
 
     /// Like [`Self::new`], with this number of places on the GPU.
     fn with(mediator: &mut Mediator, channels: u8) -> Self {
-        let guest = Self::bare_with(mediator, channels);
+        Self::weighing(mediator, channels, 1)
+    }
+
+    /// Like [`Self::with`], with a weight.
+    fn weighing(mediator: &mut Mediator, channels: u8, weight: u32) -> Self {
+        let guest = Self::bare_with(mediator, channels, weight);
         for (table, index, first) in [
             (1, VRAM_VA >> 27, Target::Vram(VramPage(0))),
             (2, RAM_VA >> 27, Target::Ram(Gfn(0x100))),
@@ -114,12 +120,12 @@ impl Guest {
     }
 
     fn bare(mediator: &mut Mediator) -> Self {
-        Self::bare_with(mediator, 128)
+        Self::bare_with(mediator, 128, 1)
     }
 
-    fn bare_with(mediator: &mut Mediator, channels: u8) -> Self {
+    fn bare_with(mediator: &mut Mediator, channels: u8, weight: u32) -> Self {
         let id = mediator
-            .join(VRAM, channels, 1, None, Moment::now())
+            .join(VRAM, channels, weight, None, Moment::now())
             .expect("there is room");
         let map = |file: &File, len| {
             Mapping::shared(file, 0, len as usize, Access::ReadWrite).expect("it can be mapped")
@@ -804,6 +810,29 @@ fn turns_by_bandwidth_are_short_however_long_commands_are() {
 }
 
 #[test]
+fn time_is_shared_by_weight() {
+    const STEP: Duration = Duration::from_micros(200);
+    for policy in [Name::Band, Name::Fair] {
+        let mut mediator = gpu(&format!("weights-{policy}"), policy, LONG);
+        let guests = [1, 3].map(|weight| Guest::weighing(&mut mediator, 128, weight));
+        for guest in &guests {
+            guest.submit(&mut mediator, 1, 0, &acquire(RAM_VA, 1));
+        }
+        let mut now = Moment::now();
+        let mut steps = [0_u32; 2];
+        for _ in 0..10_000 {
+            now += STEP;
+            mediator.tick(now).expect("the GPU is there");
+            if let Some((vm, _)) = mediator.running().next() {
+                steps[usize::from(vm == guests[1].id)] += 1;
+            }
+        }
+        let share = f64::from(steps[1]) / f64::from(steps[0] + steps[1]);
+        assert!((share - 0.75).abs() < 0.05, "{policy}: {share}");
+    }
+}
+
+#[test]
 fn every_policy_serves_both_and_submissions_are_bounded() {
     for name in Name::ALL {
         let mut mediator = gpu(&format!("policy-{name}"), name, LONG);
@@ -1180,4 +1209,143 @@ fn each_new_channel_runs_however_long_a_run_list_takes() {
             std::thread::sleep(Duration::from_millis(1));
         }
     }
+}
+
+/// Words that copy this many lines of 64 KiB of VRAM onto the same ones, which cannot be stopped.
+fn long_copy(lines: u32) -> Vec<u32> {
+    let mut words = copy(VRAM_VA, VRAM_VA + PAGE, 16 * PAGE as u32 - 1);
+    // The pitches, and the number of lines.
+    (words[7], words[8], words[10]) = (0, 0, lines);
+    words
+}
+
+/// Offsets in VRAM of a kernel, and of the word that it writes.
+const CODE: u64 = 0x800;
+const WORD: u64 = 0x1ff0;
+
+/// Submits a kernel that writes a word over and over, and lets it begin.
+fn run_endless_kernel(mediator: &mut Mediator, guest: &Guest) {
+    const ADDRESS: u8 = 2;
+    const ONE: u8 = 4;
+    let store = Operation::Store {
+        address: ADDRESS,
+        offset: 0,
+    };
+    let kernel = [
+        (ADDRESS, Operation::Immediate((VRAM_VA + WORD) as u32)),
+        (ADDRESS + 1, Operation::Immediate(0)),
+        (ONE, Operation::Immediate(1)),
+        (ONE, store),
+        (0, Operation::Branch(-16)),
+    ];
+    for (at, (register, operation)) in (CODE as usize..).step_by(8).zip(kernel) {
+        let raw = Instruction::new(register, operation).encode();
+        write(&guest.vram, at, raw as u32);
+        write(&guest.vram, at + 4, (raw >> 32) as u32);
+    }
+    let mut words = methods(1, 0, &[0x90c0]);
+    words.extend(methods(1, 0x1608, &[0, (VRAM_VA + CODE) as u32]));
+    // One thread, in one block.
+    words.extend(methods(1, 0x3ac, &[1 << 16 | 1, 1, 0]));
+    words.extend(methods(1, 0x238, &[1 << 16 | 1, 1]));
+    words.extend(methods(1, 0x368, &[0x1000]));
+    guest.submit(mediator, 1, 0, &words);
+    let start = Instant::now();
+    while read(&guest.vram, WORD as usize) == 0 {
+        mediator.tick(Moment::now()).expect("the GPU is there");
+        assert!(start.elapsed() < Duration::from_secs(20), "nothing comes");
+    }
+}
+
+/// Whether the word stays as the CPU writes it.
+fn is_quiet(guest: &Guest) -> bool {
+    write(&guest.vram, WORD as usize, 0);
+    std::thread::sleep(Duration::from_millis(50));
+    read(&guest.vram, WORD as usize) == 0
+}
+
+#[test]
+fn a_command_is_over_before_others_have_a_turn_and_is_whole() {
+    let mut mediator = gpu("whole", Name::Fair, LONG);
+    let (one, other) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
+    let mut words = long_copy(1000);
+    words.extend(release(RAM_VA + 16, 2));
+    one.submit(&mut mediator, 1, 0, &words);
+    mediator.tick(Moment::now()).expect("the GPU is there");
+    for nth in 1..4 {
+        other.submit(&mut mediator, 1, 0, &release(RAM_VA, nth));
+        done(&mut mediator, &other, 1);
+        let (figures, is_left) = (mediator.figures(one.id), mediator.running().next());
+        let figures = figures.expect("it is there");
+        assert!(figures.submissions == 1 || figures.stopped > 0 && is_left.is_some());
+    }
+    done(&mut mediator, &one, 1);
+    assert_eq!(read(&one.ram, 16), 2);
+    assert_eq!(mediator.figures(one.id).expect("it is there").ended, 0);
+}
+
+#[test]
+fn an_engine_serves_another_channel_after_a_command() {
+    const COPIES: u32 = 0x300;
+    let mut mediator = gpu("engine", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    guest.bind(&mut mediator, 2).expect("there is one");
+    let mut words = long_copy(16);
+    // The same again and again: one method with many words.
+    words.push(3 << 29 | COPIES << 16 | 4 << 13 | 0x300 >> 2);
+    words.extend([0x110; COPIES as usize]);
+    guest.submit(&mut mediator, 1, 0, &words);
+    let words = copy(VRAM_VA, VRAM_VA + 0x1_c000, 64);
+    guest.submit(&mut mediator, 2, 0xf00, &words);
+    done(&mut mediator, &guest, 2);
+    assert!(mediator.running().any(|(_, channel)| channel == 1));
+}
+
+#[test]
+fn a_command_without_end_is_lost_at_the_limit_and_nobody_elses() {
+    let mut mediator = gpu("endless", Name::Fair, Duration::from_millis(300));
+    let (bad, good) = (Guest::new(&mut mediator), Guest::new(&mut mediator));
+    run_endless_kernel(&mut mediator, &bad);
+    good.submit(&mut mediator, 1, 0, &release(RAM_VA, 5));
+    done(&mut mediator, &good, 1);
+    assert_eq!(read(&good.ram, 0), 5);
+    until(&mut mediator, &bad, |event| {
+        matches!(event, Event::Late { channel: 1, .. })
+    });
+    let unbind = Request::Unbind { channel: 1 };
+    bad.ask(&mut mediator, unbind).expect("it is bound");
+    bad.bind(&mut mediator, 1).expect("it is free");
+    bad.submit(&mut mediator, 1, 0, &release(RAM_VA, 3));
+    done(&mut mediator, &bad, 1);
+}
+
+#[test]
+fn a_channel_that_has_been_unbound_writes_nothing_more() {
+    let mut mediator = gpu("over", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    run_endless_kernel(&mut mediator, &guest);
+    assert!(!is_quiet(&guest));
+    let unbind = Request::Unbind { channel: 1 };
+    guest.ask(&mut mediator, unbind).expect("it is bound");
+    assert!(is_quiet(&guest));
+    guest.bind(&mut mediator, 1).expect("it is free");
+    guest.submit(&mut mediator, 1, 0, &release(RAM_VA, 3));
+    done(&mut mediator, &guest, 1);
+}
+
+#[test]
+fn a_front_is_told_that_a_channel_has_stopped_when_it_has() {
+    let mut mediator = gpu("told", Name::Fair, LONG);
+    let guest = Guest::new(&mut mediator);
+    run_endless_kernel(&mut mediator, &guest);
+    let (channel, stopped) = (1, true);
+    let stop = Request::Stop { channel, stopped };
+    guest.ask(&mut mediator, stop).expect("it is bound");
+    let ask = Request::Sync { number: 9 };
+    guest.ask(&mut mediator, ask).expect("it may");
+    assert_eq!(mediator.event(guest.id), None, "the kernel runs");
+    until(&mut mediator, &guest, |event| {
+        *event == Event::Synced { number: 9 }
+    });
+    assert!(is_quiet(&guest));
 }

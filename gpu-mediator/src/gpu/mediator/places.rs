@@ -68,7 +68,10 @@ impl Mediator {
             let Some(physical) = channel.physical.filter(|_| !channel.stopped) else {
                 continue;
             };
-            if channel.frozen && !channel.ended {
+            if self.gpu.is_leaving(physical) {
+                continue;
+            }
+            if channel.frozen && channel.has_work() {
                 channel.frozen = false;
                 let instance = Some(channel.instance);
                 self.gpu.channel(physical, instance, true)?;
@@ -103,8 +106,13 @@ impl Mediator {
         };
         // Less than 128.
         let physical = at as u8;
-        if self.owners[at].is_some() {
-            self.gpu.stop(physical)?;
+        if let Some((vm, number)) = self.owners[at] {
+            self.freeze(vm, number)?;
+            self.gpu.leaving()?;
+            if self.gpu.is_leaving(physical) {
+                // It gets the place when a command of this one is over.
+                return Ok(false);
+            }
         }
         // Command errors only identify this number, so those present now belong to the previous owner, or to nobody.
         self.command_errors()?;
@@ -197,17 +205,22 @@ impl Mediator {
         if matches!(vm.spaces.directory(space), Ok(None) | Err(_)) {
             return Ok(());
         }
-        let channels = vm.channels.iter_mut();
-        for (number, channel) in channels.filter(|(_, its)| its.slot.space == space) {
+        let channels = vm.channels.iter();
+        let channels = channels.filter(|(_, its)| its.slot.space == space);
+        let channels: Vec<_> = channels.map(|(number, _)| *number).collect();
+        for number in channels {
+            self.stop(vm, number)?;
+            let Some(channel) = vm.channels.get_mut(&number) else {
+                continue;
+            };
             if let Some(physical) = channel.physical.take() {
-                self.gpu.stop(physical)?;
                 self.gpu.channel(physical, None, false)?;
                 self.owners[usize::from(physical)] = None;
             }
             if !channel.ended {
                 channel.end();
                 vm.figures.ended += 1;
-                vm.events.push_back(without_memory(*number));
+                vm.events.push_back(without_memory(number));
             }
             channel.detached = true;
         }
