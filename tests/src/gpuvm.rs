@@ -108,7 +108,11 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
         let switches = json!({"remap": remap, "lazy": lazy, "watch": watch});
         let (gantry, mut guest) = mediated.boot_with(&context, "guest", "", switches)?;
         if nth == 0 {
-            one_by_one(&gantry, &mut guest, row)?;
+            let exits = exits_of_a_flush(&gantry, &mut guest)?;
+            row(
+                "exits of a flush of page tables, as nouveau does it",
+                format!("{exits:.2}"),
+            );
         }
         let before = counts(&gantry)?;
         start_and_copy(&gantry, &mut guest).with_context(|| format!("with {name}"))?;
@@ -131,8 +135,8 @@ pub fn measure(row: &mut dyn FnMut(&str, String)) -> Result<()> {
     Ok(())
 }
 
-/// Cost of a flush, without a driver.
-fn one_by_one(gantry: &Gantry, guest: &mut Guest, row: &mut dyn FnMut(&str, String)) -> Result<()> {
+/// Exits of a flush as nouveau does it, without a driver.
+pub fn exits_of_a_flush(gantry: &Gantry, guest: &mut Guest) -> Result<f64> {
     let mut run = |count: u64| -> Result<u64> {
         let before = counts(gantry)?;
         does(guest, &format!("gpu-flush {count}"), "flushes")?;
@@ -140,14 +144,24 @@ fn one_by_one(gantry: &Gantry, guest: &mut Guest, row: &mut dyn FnMut(&str, Stri
     };
     // Costs that both runs have in common cancel out.
     let (few, many) = (run(FLUSHES)?, run(3 * FLUSHES)?);
-    row(
-        "exits of a flush of page tables, as nouveau does it",
-        format!(
-            "{:.2}",
-            many.saturating_sub(few) as f64 / (2 * FLUSHES) as f64
-        ),
-    );
-    Ok(())
+    Ok(many.saturating_sub(few) as f64 / (2 * FLUSHES) as f64)
+}
+
+/// What a submission of nouveau's costs more, by counter: the difference of two runs, for this number of submissions.
+fn of_submissions(gantry: &Gantry, guest: &mut Guest) -> Result<(Counts, f64)> {
+    let mut run = |count: u64| -> Result<Counts> {
+        let before = counts(gantry)?;
+        does(guest, &format!("gpu-submit {count}"), "submissions")?;
+        Ok(since(&before, &counts(gantry)?))
+    };
+    let (few, many) = (run(SUBMISSIONS)?, run(3 * SUBMISSIONS)?);
+    Ok((since(&few, &many), (2 * SUBMISSIONS) as f64))
+}
+
+/// Doorbells of a submission of nouveau's.
+pub fn doorbells_of_a_submission(gantry: &Gantry, guest: &mut Guest) -> Result<f64> {
+    let (more, submissions) = of_submissions(gantry, guest)?;
+    Ok(get(&more, "doorbells") as f64 / submissions)
 }
 
 /// Cost of one of nouveau's submissions.
@@ -156,14 +170,8 @@ fn submissions(
     guest: &mut Guest,
     row: &mut dyn FnMut(&str, String),
 ) -> Result<()> {
-    let mut run = |count: u64| -> Result<Counts> {
-        let before = counts(gantry)?;
-        does(guest, &format!("gpu-submit {count}"), "submissions")?;
-        Ok(since(&before, &counts(gantry)?))
-    };
-    let (few, many) = (run(SUBMISSIONS)?, run(3 * SUBMISSIONS)?);
-    let more = since(&few, &many);
-    let each = |count: u64| format!("{:.2}", count as f64 / (2 * SUBMISSIONS) as f64);
+    let (more, submissions) = of_submissions(gantry, guest)?;
+    let each = |count: u64| format!("{:.2}", count as f64 / submissions);
     row(
         "a submission of nouveau's: doorbells",
         each(get(&more, "doorbells")),

@@ -705,6 +705,26 @@ fn changed_tables_are_seen_after_a_flush() {
 }
 
 #[test]
+fn tables_changed_often_are_compared_once_at_a_submission() {
+    let folder = tempfile::tempdir().unwrap();
+    let guest = Guest::new(&mediator(folder.path()));
+    guest.works(1);
+    let before = guest.counter("syncs");
+    for page in 1..=8 {
+        guest.map(
+            SMALL,
+            RAM_VA / PAGE,
+            std::iter::once(Target::Ram(Gfn(page))),
+        );
+        guest.flush();
+    }
+    assert_eq!(guest.counter("syncs"), before);
+    guest.release(RAM_VA, 7);
+    wait("the word", || guest.ram(8 * PAGE as usize) == 7);
+    assert_eq!(guest.counter("syncs"), before + 1);
+}
+
+#[test]
 fn what_a_guest_maps_beyond_its_own_faults_and_its_neighbour_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let socket = mediator(folder.path());

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::{
     gantry::{Gantry, PATIENCE, merge, with_gpu_driver},
+    gpuvm::{doorbells_of_a_submission, exits_of_a_flush},
     guest::Guest,
     opencl::until,
     rig::images::L2_BALLOON,
@@ -214,12 +215,25 @@ fn drives(context: &Context) -> Result<()> {
     // Fewer places on the GPU than its programs have channels.
     let places = json!({"channels": PLACES});
     let (gantry, mut guest) = gpu.boot_with(context, "alone", "", places)?;
+    let exits = exits_of_a_flush(&gantry, &mut guest)?;
+    ensure!(exits <= 8.0, "{exits} exits for a flush");
     load(&mut guest)?;
     does(&mut guest, "gpu-check", "gpu works")?;
     let (text, count) = interrupts(&mut guest)?;
     ensure!(text.contains("MSI") && count > 0, "interrupts: {text}");
     let counters = gantry.ok("GET", "vm.counters", None)?;
     println!("nouveau's start and the copy test: {}", counters["gpu"]);
+    // Page tables and data were written through BARs, more than a million words.
+    let by_bars = (
+        &counters["gpu"]["bar_reads"],
+        &counters["gpu"]["bar_writes"],
+    );
+    ensure!(
+        by_bars == (&json!(0), &json!(0)),
+        "exits by BARs: {by_bars:?}"
+    );
+    let doorbells = doorbells_of_a_submission(&gantry, &mut guest)?;
+    ensure!(doorbells <= 2.0, "{doorbells} doorbells for a submission");
     let clients = gpu.status()?.clients;
     ensure!(
         clients.len() == 1 && clients[0].calls > 0 && clients[0].device_time > 0,
