@@ -63,6 +63,8 @@ pub mod progress;
 mod space;
 pub mod stage;
 mod streaming;
+#[cfg(test)]
+mod testing;
 pub mod thread;
 
 pub use connection::Connection;

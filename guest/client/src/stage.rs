@@ -255,11 +255,12 @@ impl Stages {
         Some(stage)
     }
 
-    /// Makes a stage land nowhere.
-    fn abandon(&mut self, id: StageId) {
-        if let Some(stage) = self.pending.get_mut(&id) {
-            self.landing -= usize::from(stage.destination.take().is_some());
-        }
+    /// Makes a stage land nowhere. Returns whether it has not landed.
+    fn abandon(&mut self, id: StageId) -> bool {
+        let stage = self.pending.get_mut(&id);
+        let lands = stage.is_some_and(|stage| stage.destination.take().is_some());
+        self.landing -= usize::from(lands);
+        lands
     }
 
     /// Whether any pending stage lands in the application's memory.
@@ -454,12 +455,27 @@ impl<D: Driver> Link<D> {
         Ok(())
     }
 
-    /// Makes stages land nowhere: another part of their copy has failed, and the caller, who is told so, may free the
-    /// memory although their commands are still running.
-    pub fn abandon(&self, all: impl IntoIterator<Item = StageId>) {
+    /// Ends a read through these stages with an outcome. The application may use the memory for something else then, so
+    /// what has not landed lands nowhere: a part of a read has failed, whose other commands are still running, or the
+    /// worker says that they have ended although it has not released them.
+    ///
+    /// # Errors
+    /// The outcome's. The data of a successful read is not there.
+    pub fn landed<T>(
+        &self,
+        all: impl IntoIterator<Item = StageId>,
+        outcome: Result<T, D::Status>,
+    ) -> Result<T, D::Status> {
         // Data lands under this lock.
         let mut stages = self.stages.lock_unpoisoned();
-        all.into_iter().for_each(|id| stages.abandon(id));
+        let mut is_late = false;
+        for id in all {
+            is_late |= stages.abandon(id);
+        }
+        match is_late {
+            true => outcome.and(Err(D::WORKER_LOST)),
+            false => outcome,
+        }
     }
 
     /// Reserves space that the worker sees permanently, for long-lived use, if there is some. The space is at the
@@ -659,6 +675,32 @@ mod tests {
             stages.abandon(id);
         }
         assert!(!stages.land());
+    }
+
+    #[test]
+    fn nothing_lands_once_a_read_has_ended_whatever_the_worker_says() {
+        let (link, mut worker) = crate::testing::link();
+        let mut memory = [1u8; 64];
+        let offset = link.reserve(128).unwrap();
+        let mut stage = |offset| {
+            let destination = HostRegion::flat(memory.as_mut_ptr(), 64);
+            // SAFETY: the memory exists until the end of the test.
+            let place = unsafe { link.stage_into(offset, 64, destination) };
+            place.stage.unwrap()
+        };
+        let [first, second] = [stage(offset), stage(offset + 64)];
+        // The first has landed when the read ends; its worker only says so of the second.
+        worker.release(first);
+        worker.answer(1, 0);
+        let read = link.ask(&crate::testing::Test::await_stage(second));
+        assert_eq!(link.landed([first], read), Ok(()));
+        assert_eq!(link.landed([second], read), Err(-1));
+        assert_eq!(memory, [0; 64]);
+        memory.fill(2);
+        worker.release(second);
+        link.read_pending();
+        assert!(!link.is_pending(second));
+        assert_eq!(memory, [2; 64]);
     }
 
     #[test]

@@ -237,7 +237,8 @@ impl Volume {
                         let region = region((at, pitch, height));
                         // SAFETY: the caller's memory, which is not written to after this function has returned.
                         let place = unsafe { link.stage_into(offset, length, region) };
-                        ask(&call(Side::Window(place), from, size))?;
+                        let stage = place.stage;
+                        link.landed(stage, ask(&call(Side::Window(place), from, size)))?;
                     }
                     _ => return Err(codes::INVALID_VALUE),
                 }

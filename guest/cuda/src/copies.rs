@@ -223,18 +223,14 @@ fn read(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outco
     )
 }
 
-/// Copies to memory that contains the data when this function returns. If it fails, nothing is written to the memory
-/// any more.
+/// Copies to memory that contains the data when this function returns. Nothing is written to the memory any more then.
 fn read_staged(link: &Link, order: Order, to: *mut u8, from: u64, size: usize) -> Outcome {
     let mut under_way = VecDeque::with_capacity(PIECES);
     let read = read_pieces(link, order, to, (from, size), &mut under_way);
-    if read.is_err() {
-        link.abandon(under_way);
-    }
-    read
+    link.landed(under_way, read)
 }
 
-/// The same, except that pieces that are left `under_way` may be written to the memory after a failure.
+/// The same, except that pieces that are left `under_way` may be written to the memory later.
 fn read_pieces(
     link: &Link,
     order: Order,
@@ -252,11 +248,10 @@ fn read_pieces(
         to,
     };
     for (at, length) in pieces(size) {
-        if under_way.len() == PIECES {
-            under_way
-                .front()
-                .map_or(Ok(()), |stage| link.wait_released(*stage))?;
-            under_way.pop_front();
+        if under_way.len() == PIECES
+            && let Some(oldest) = under_way.pop_front()
+        {
+            link.landed([oldest], link.wait_released(oldest))?;
         }
         let memory = HostRegion::flat(to.wrapping_add(at), length);
         let offset = link.reserve(length as u64)?;

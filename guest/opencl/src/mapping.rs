@@ -17,7 +17,7 @@ use crate::{
     event::{Around, submit},
     link::{self, Link},
     object::{Event, Handle, Mapped, Mapping, Mem, Object, Queue, get},
-    transfer::{allowed, image_memory, inside, same_context},
+    transfer::{allowed, image_memory, inside, landed, same_context},
 };
 
 /// Checks that an object can be mapped with these flags.
@@ -190,6 +190,7 @@ fn submit_map<C: Call<Answer = ()>>(
             read(order, to)
         })
     };
+    let submitted = landed(link, blocking, stage, submitted);
     submitted.inspect_err(|_| link.free(start, size))?;
     Ok(stage)
 }

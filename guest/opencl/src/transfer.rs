@@ -62,6 +62,20 @@ fn place(link: &Link, memory: HostRegion, write: bool) -> Outcome<WindowRange> {
     Ok(unsafe { link.stage_into(offset, size, memory) })
 }
 
+/// The outcome of a transfer's command. The application may use the memory for something else if the command was refused
+/// or has been waited for.
+pub fn landed(
+    link: &Link,
+    blocking: bool,
+    stage: impl IntoIterator<Item = StageId>,
+    outcome: Outcome,
+) -> Outcome {
+    match outcome {
+        Ok(()) if !blocking => Ok(()),
+        outcome => link.landed(stage, outcome),
+    }
+}
+
 /// The device's side of a transfer of plain bytes.
 #[derive(Clone, Copy)]
 pub enum There<'a> {
@@ -101,7 +115,7 @@ fn piece(
         stage = place.stage;
         Ok(place)
     };
-    match (there, write) {
+    let sent = match (there, write) {
         (There::Buffer(mem, offset), true) => {
             let command = codes::COMMAND_WRITE_BUFFER;
             submit(queue, around, command, blocking, |order| {
@@ -111,7 +125,7 @@ fn piece(
                     offset,
                     from: place()?,
                 })
-            })?;
+            })
         }
         (There::Buffer(mem, offset), false) => {
             let command = codes::COMMAND_READ_BUFFER;
@@ -122,7 +136,7 @@ fn piece(
                     offset,
                     to: place()?,
                 })
-            })?;
+            })
         }
         (There::Host(to, command), _) => {
             submit(queue, around, command, blocking, |order| {
@@ -137,17 +151,15 @@ fn piece(
                 };
                 stage = place.stage;
                 Ok(Unstage { order, place })
-            })?;
+            })
         }
-        (There::Svm(address, command), true) => {
-            submit(queue, around, command, blocking, |order| {
-                Ok(SvmWrite {
-                    order,
-                    address,
-                    from: place()?,
-                })
-            })?;
-        }
+        (There::Svm(address, command), true) => submit(queue, around, command, blocking, |order| {
+            Ok(SvmWrite {
+                order,
+                address,
+                from: place()?,
+            })
+        }),
         (There::Svm(address, command), false) => {
             submit(queue, around, command, blocking, |order| {
                 Ok(SvmRead {
@@ -155,9 +167,10 @@ fn piece(
                     address,
                     to: place()?,
                 })
-            })?;
+            })
         }
-    }
+    };
+    landed(link, blocking, stage, sent)?;
     Ok(stage)
 }
 
@@ -225,11 +238,11 @@ pub fn bytes_by(
         let mut at = 0;
         while at < size {
             // Does not wait in a non-blocking call: commands may be waiting for its caller.
-            if blocking && under_way.len() == PIECES {
-                under_way
-                    .front()
-                    .map_or(Ok(()), |stage| link.wait_released(*stage))?;
-                under_way.pop_front();
+            if blocking
+                && under_way.len() == PIECES
+                && let Some(oldest) = under_way.pop_front()
+            {
+                link.landed([oldest], link.wait_released(oldest))?;
             }
             let length = length.min(size - at);
             let (first, last) = (at == 0, at + length == size);
@@ -254,11 +267,7 @@ pub fn bytes_by(
         Ok(())
     };
     let outcome = all();
-    if outcome.is_err() {
-        // The application may free the memory now.
-        link.abandon(under_way);
-    }
-    outcome
+    landed(link, blocking, under_way, outcome)
 }
 
 entry_points! {
@@ -346,7 +355,10 @@ entry_points! {
         } else {
             codes::COMMAND_READ_BUFFER_RECT
         };
-        submit(queue, around, command, blocking != 0, |order| {
+        let mut stage = None;
+        let sent = submit(queue, around, command, blocking != 0, |order| {
+            let place = place(link, memory, write)?;
+            stage = place.stage;
             Ok(BufferRect {
                 order,
                 mem: mem.it.id,
@@ -354,9 +366,10 @@ entry_points! {
                 origin: there,
                 region,
                 pitches,
-                place: place(link, memory, write)?,
+                place,
             })
-        })
+        });
+        landed(link, blocking != 0, stage, sent)
     }
 }
 
@@ -435,15 +448,19 @@ entry_points! {
         } else {
             codes::COMMAND_READ_IMAGE
         };
-        submit(queue, around, command, blocking != 0, |order| {
+        let mut stage = None;
+        let sent = submit(queue, around, command, blocking != 0, |order| {
+            let place = place(link, memory, write)?;
+            stage = place.stage;
             Ok(ImageRect {
                 order,
                 mem: mem.it.id,
                 write,
                 origin,
                 region,
-                place: place(link, memory, write)?,
+                place,
             })
-        })
+        });
+        landed(link, blocking != 0, stage, sent)
     }
 }
