@@ -57,6 +57,8 @@ pub(crate) struct Outgoing {
 pub(crate) struct Incoming {
     /// None while a thread reads.
     pub(crate) receiver: Option<Box<Reader>>,
+    /// Answers that another thread has read than the one that waits for them: at most one for each call of
+    /// [`Link::awaited`].
     answers: HashMap<u64, Vec<u8>>,
     /// Number of threads that wait for the receiver. Returning the receiver wakes them, and makes no system call if
     /// there are none.
@@ -144,6 +146,8 @@ pub struct Link<D: Driver> {
     patience: AtomicU64,
     pub(crate) outgoing: Mutex<Outgoing>,
     pub(crate) incoming: Mutex<Incoming>,
+    /// The number of calls whose answer nobody has taken yet.
+    awaited: AtomicUsize,
     arrived: Condvar,
     /// The current worker and how to reach it. Only read when a thread is about to sleep.
     seat: RwLock<Arc<Seat>>,
@@ -189,6 +193,7 @@ impl<D: Driver> Link<D> {
                 answers: HashMap::new(),
                 waiting: 0,
             }),
+            awaited: AtomicUsize::new(0),
             arrived: Condvar::new(),
             state_of_worker: AtomicU8::new(SERVED),
             deaf: AtomicBool::new(false),
@@ -355,12 +360,18 @@ impl<D: Driver> Link<D> {
             return Err(D::WORKER_LOST);
         }
         let (sender, body) = (&mut outgoing.sender, &outgoing.scratch);
+        let waits = usize::from(flags.has(Flags::ANSWER));
+        // Before anybody can read the answer.
+        self.awaited.fetch_add(waits, Ordering::Relaxed);
         let sent = if later {
             sender.write(header, body, || self.still_alive())
         } else {
             sender.send(header, body, || self.still_alive())
         };
-        sent.map_err(|_| D::WORKER_LOST)?;
+        if sent.is_err() {
+            self.awaited.fetch_sub(waits, Ordering::Relaxed);
+            return Err(D::WORKER_LOST);
+        }
         D::sent(C::OPCODE, body);
         Ok(outgoing.sequence)
     }
@@ -407,10 +418,13 @@ impl<D: Driver> Link<D> {
     pub(crate) fn answered<C: Call>(&self, sequence: u64) -> Option<Result<C::Answer, D::Status>> {
         self.try_read_pending();
         let body = self.incoming.lock_unpoisoned().answers.remove(&sequence);
-        match body {
+        let answer = match body {
             Some(body) => Some(Self::decoded::<C>(&body)),
             None => (!self.still_alive()).then_some(Err(D::WORKER_LOST)),
-        }
+        };
+        let taken = usize::from(answer.is_some());
+        self.awaited.fetch_sub(taken, Ordering::Relaxed);
+        answer
     }
 
     fn decoded<C: Call>(body: &[u8]) -> Result<C::Answer, D::Status> {
@@ -421,7 +435,9 @@ impl<D: Driver> Link<D> {
     }
 
     fn answer<C: Call>(&self, sequence: u64) -> Result<C::Answer, D::Status> {
-        self.wait(sequence, Self::decoded::<C>)
+        let answer = self.wait(sequence, Self::decoded::<C>);
+        self.awaited.fetch_sub(1, Ordering::Relaxed);
+        answer
     }
 
     /// Waits for an answer. One of the waiting threads reads for all of them.
@@ -526,6 +542,12 @@ impl<D: Driver> Link<D> {
                         messages::ANSWER => {
                             let body = std::mem::take(&mut reader.body);
                             let mut incoming = self.incoming.lock_unpoisoned();
+                            // Nobody has asked for that many.
+                            if incoming.answers.len() >= self.awaited.load(Ordering::Relaxed) {
+                                drop(incoming);
+                                self.lose();
+                                return false;
+                            }
                             incoming.answers.insert(header.sequence, body);
                             let waiting = incoming.waiting;
                             drop(incoming);
@@ -708,6 +730,34 @@ impl<D: Driver> Link<D> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::thread;
+
+    use remoting_proto::{apis::cuda::calls::Await, wire::messages::StageId};
+
+    use crate::testing;
+
+    #[test]
+    fn a_worker_that_answers_what_nobody_has_asked_is_lost() {
+        let (link, mut worker) = testing::link();
+        thread::scope(|scope| {
+            scope.spawn(|| {
+                let stage = StageId(0);
+                assert_eq!(link.ask(&Await { stage }), Ok(()));
+                assert_eq!(link.ask(&Await { stage }), Err(7));
+            });
+            // What has been asked, whoever reads it.
+            for code in [0, 7] {
+                let sequence = worker.called();
+                worker.answer(sequence, code);
+                link.try_read_pending();
+            }
+        });
+        assert!(link.alive());
+        worker.answer(1 << 63, 0);
+        link.read_pending();
+        assert!(link.is_lost());
+        assert_eq!(link.incoming.lock_unpoisoned().answers.len(), 0);
+    }
 
     #[test]
     fn who_says_that_it_is_at_work_has_longer_but_not_for_ever() {
