@@ -63,6 +63,8 @@ pub struct Known {
     pub device: u64,
     /// The ordinal of its device, if known.
     ordinal: Option<CUdevice>,
+    /// The handle of a variable's module or library.
+    owner: u64,
     /// Distinguishes it from other allocations.
     pub id: u64,
 }
@@ -75,9 +77,18 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Adds an allocation.
+    /// Adds an allocation, in the place of those whose addresses it has been given: the driver has ended them. Graphs' memory
+    /// may have addresses in common, where it does not exist at the same time.
     pub fn insert(&mut self, start: u64, size: u64, what: What, flags: u32, device: u64) {
         self.made += 1;
+        let last = start.saturating_add(size.max(1) - 1);
+        let is_graphs = |known: &Known| (what, known.what) == (What::OfGraph, What::OfGraph);
+        let next = |memory: &Self| memory.between(start, last).find(|known| !is_graphs(known));
+        while let Some(ended) = next(self) {
+            self.all.remove(&ended.start);
+        }
+        let known = self.all.get(&start);
+        let size = known.map_or(size, |known| size.max(known.size));
         // The driver knows that of memory that is not necessarily the current context's.
         let ordinal = match what {
             What::Device | What::Host | What::Managed | What::Registered => context::device().ok(),
@@ -91,21 +102,47 @@ impl Memory {
             flags,
             device,
             ordinal,
+            owner: 0,
             id: self.made,
         };
         self.all.insert(start, known);
     }
 
+    /// Adds a variable of a module or library, unless it is known.
+    fn insert_variable(&mut self, at: u64, size: u64, owner: u64) {
+        let known = self.all.get(&at);
+        if known.is_none_or(|one| (one.what, one.size, one.owner) != (What::Variable, size, owner))
+        {
+            self.insert(at, size, What::Variable, 0, at);
+            self.all.entry(at).and_modify(|one| one.owner = owner);
+        }
+    }
+
+    /// Removes the variables of a module or library.
+    fn unload(&mut self, owner: u64) {
+        self.all
+            .retain(|_, one| one.what != What::Variable || one.owner != owner);
+    }
+
     /// The allocation that contains an address.
     pub fn find(&self, at: u64) -> Option<Known> {
-        let (_, known) = self.all.range(..=at).next_back()?;
-        (at - known.start < known.size.max(1)).then_some(*known)
+        self.between(at, at).next()
+    }
+
+    /// The allocations that have a part from one address to another, the last one first.
+    fn between(&self, start: u64, last: u64) -> impl Iterator<Item = Known> {
+        let end = |known: &Known| known.start.saturating_add(known.size.max(1) - 1);
+        let ends_before = move |known: &Known| end(known) < start;
+        let before = self.all.range(..=last).rev().map(|(_, known)| *known);
+        // What begins before anything else than graphs' memory ends before it.
+        let near =
+            before.take_while(move |known| known.what == What::OfGraph || !ends_before(known));
+        near.filter(move |known| !ends_before(known))
     }
 
     /// Whether any allocation has a part between two addresses.
     pub fn overlaps(&self, start: u64, end: u64) -> bool {
-        let before = self.all.range(..end).next_back();
-        before.is_some_and(|(from, known)| *from >= start || from + known.size.max(1) > start)
+        self.between(start, end.saturating_sub(1)).next().is_some()
     }
 
     /// Bytes of device memory that the program has allocated in contexts that are `wanted`.
@@ -198,10 +235,11 @@ pub unsafe fn note(symbol: &str, words: &[u64]) {
     match symbol {
         "cuModuleGetGlobal_v2" | "cuLibraryGetGlobal" | "cuLibraryGetManaged" => {
             let (at, size) = (read(0), read(1));
-            if at != 0 && size != 0 && memory.find(at).is_none() {
-                memory.insert(at, size, What::Variable, 0, at);
+            if at != 0 && size != 0 {
+                memory.insert_variable(at, size, words[2]);
             }
         }
+        "cuModuleUnload" | "cuLibraryUnload" => memory.unload(words[0]),
         "cuMemMap" => {
             let (at, size) = (words[0], words[1]);
             memory.insert(at, size, What::Mapped, 0, at);
@@ -330,5 +368,73 @@ entry_points! {
         offer(pbase, known.start);
         offer(psize, known.size as usize);
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    fn found(memory: &Memory, at: u64) -> Option<(u64, u64, What)> {
+        let known = memory.find(at)?;
+        Some((known.start, known.size, known.what))
+    }
+
+    #[test]
+    fn a_variable_at_an_unloaded_ones_address_has_its_own_size() {
+        let mut memory = Memory::default();
+        memory.insert_variable(MIB, 4, 1);
+        memory.insert_variable(MIB, 4096, 2);
+        let larger = Some((MIB, 4096, What::Variable));
+        assert_eq!(found(&memory, MIB + 4095), larger);
+        // The same again is the same allocation.
+        let id = memory.find(MIB).map(|known| known.id);
+        memory.insert_variable(MIB, 4096, 2);
+        assert_eq!(memory.find(MIB).map(|known| known.id), id);
+        memory.unload(1);
+        assert_eq!(found(&memory, MIB), larger);
+        memory.unload(2);
+        assert_eq!(found(&memory, MIB), None);
+    }
+
+    #[test]
+    fn an_allocation_takes_the_place_of_all_that_its_addresses_had() {
+        let mut memory = Memory::default();
+        memory.insert(MIB, MIB, What::Device, 0, MIB);
+        memory.insert_variable(3 * MIB, 4, 1);
+        memory.insert(4 * MIB, MIB, What::OfGraph, 0, 4 * MIB);
+        memory.insert(12 * MIB, MIB, What::Device, 0, 12 * MIB);
+        memory.insert(2 * MIB, 8 * MIB, What::Device, 0, 2 * MIB);
+        for at in [2 * MIB, 3 * MIB, 5 * MIB, 10 * MIB - 1] {
+            let whole = Some((2 * MIB, 8 * MIB, What::Device));
+            assert_eq!(found(&memory, at), whole, "{at}");
+        }
+        let neighbours = [2 * MIB - 1, 12 * MIB].map(|at| found(&memory, at));
+        assert!(neighbours.iter().all(Option::is_some), "{neighbours:?}");
+    }
+
+    #[test]
+    fn memory_of_graphs_stays_known_where_they_have_addresses_in_common() {
+        let mut memory = Memory::default();
+        memory.insert(MIB, MIB, What::Device, 0, MIB);
+        memory.insert(2 * MIB, 8 * MIB, What::OfGraph, 0, 2 * MIB);
+        memory.insert(4 * MIB, MIB, What::OfGraph, 0, 4 * MIB);
+        memory.insert(2 * MIB, MIB, What::OfGraph, 0, 2 * MIB);
+        let first = Some((2 * MIB, 8 * MIB, What::OfGraph));
+        for (at, wanted) in [
+            (MIB, Some((MIB, MIB, What::Device))),
+            (2 * MIB, first),
+            (4 * MIB, Some((4 * MIB, MIB, What::OfGraph))),
+            (9 * MIB, first),
+            (10 * MIB, None),
+        ] {
+            assert_eq!(found(&memory, at), wanted, "{at}");
+        }
+        // It is gone where the addresses are given to something else.
+        memory.insert(8 * MIB, MIB, What::Device, 0, 8 * MIB);
+        assert_eq!(found(&memory, 2 * MIB), None);
+        assert!(found(&memory, 4 * MIB).is_some());
     }
 }

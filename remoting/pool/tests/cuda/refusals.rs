@@ -4,10 +4,7 @@ use std::{ffi::c_void, ptr::null_mut};
 
 use cuda_definition::driver::types::*;
 
-use crate::driver::{begin_capture, context, cuda, device, module, ok};
-
-const SYMBOLS: &str =
-    include_str!("../../../../tests/cuda-driver/tests/kernels/symbols.compute_75.ptx");
+use crate::driver::{begin_capture, context, cuda, device, ok};
 
 const INVALID: CUresult = CUresult::CUDA_ERROR_INVALID_VALUE;
 
@@ -154,16 +151,24 @@ fn what_is_no_memory_is_freed_and_refused_as_natively() {
 #[test]
 fn what_is_refused_in_a_capture_is_an_error_of_its_call() {
     let _context = context();
-    // Memory that was there, and that the library takes for the device's.
-    let (symbols, mut gone, mut size) = (module(SYMBOLS), 0, 0);
-    ok!(cuModuleGetGlobal_v2(
-        &mut gone,
-        &mut size,
-        symbols,
-        c"counter".as_ptr()
+    let (from, mut stream) = (device(&[0u32]), null_mut());
+    // Memory that was there, and that the library takes for the device's: a graph's.
+    let (mut graph, mut node) = (null_mut(), null_mut());
+    ok!(cuGraphCreate(&mut graph, 0));
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let mut of_graph: CUDA_MEM_ALLOC_NODE_PARAMS = unsafe { std::mem::zeroed() };
+    of_graph.poolProps.allocType = CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED;
+    of_graph.poolProps.location = location(CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, 0);
+    of_graph.bytesize = 64;
+    ok!(cuGraphAddMemAllocNode(
+        &mut node,
+        graph,
+        std::ptr::null(),
+        0,
+        &mut of_graph
     ));
-    ok!(cuModuleUnload(symbols));
-    let (from, mut stream, mut graph) = (device(&[0u32]), null_mut(), null_mut());
+    ok!(cuGraphDestroy(graph));
+    let gone = of_graph.dptr;
     ok!(cuStreamCreate(&mut stream, 1));
     begin_capture(stream);
     for refused in [
