@@ -267,6 +267,10 @@ entry_points! {
     // Destroying a stream ends the capture that was begun in it.
     fn cuStreamDestroy_v2(hStream: CUstream) {
         let stream = number(hStream)?;
+        // A default stream, whatever its number here.
+        if hStream as u64 <= handles::PER_THREAD {
+            return Err(codes::INVALID_HANDLE);
+        }
         forward("cuStreamDestroy_v2", &[hStream as u64])?;
         over(stream);
         Ok(())

@@ -304,6 +304,24 @@ fn captures_of_threads_own_streams_end_one_by_one() {
     }
 }
 
+#[test]
+fn a_program_cannot_destroy_a_default_stream() {
+    let _context = context();
+    let memory = device(&[0u32]);
+    let own = 2 as CUstream;
+    let (mut id, mut again) = (0, 0);
+    ok!(cuStreamGetId(own, &mut id));
+    for handle in 0..=2 {
+        let destroyed = cuda!(cuStreamDestroy_v2(handle as CUstream));
+        assert_eq!(destroyed, CUresult::CUDA_ERROR_INVALID_HANDLE, "{handle}");
+    }
+    ok!(cuStreamGetId(own, &mut again));
+    assert_eq!(again, id);
+    ok!(cuMemsetD32Async(memory, 5, 1, own));
+    ok!(cuStreamSynchronize(own));
+    assert_eq!(crate::driver::values::<u32>(memory, 1), [5]);
+}
+
 /// Reads memory when its thread ends.
 struct Late(CUdeviceptr, mpsc::Sender<u32>);
 
