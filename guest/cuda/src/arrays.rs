@@ -149,6 +149,8 @@ impl Volume {
             let side = end.side(0, 0).ok_or(codes::INVALID_VALUE)?;
             return Ok((side, None));
         };
+        self.reach((at, pitch, height))
+            .ok_or(codes::INVALID_VALUE)?;
         let size = [self.width, self.rows, self.planes];
         if let Some(pinned) = self.pinned(link).filter(|pinned| pinned.part == size) {
             return Ok((pinned.side(0, 0), None));
@@ -191,6 +193,9 @@ impl Volume {
                 stream,
                 &call(to, from, [width, rows, planes]),
             );
+        }
+        if self.host().is_some_and(|host| self.reach(host).is_none()) {
+            return Err(codes::INVALID_VALUE);
         }
         if let Some(pinned) = self.pinned(link) {
             return self.copy_pinned(link, order, &pinned);
@@ -271,18 +276,30 @@ impl Pinned {
 }
 
 impl Volume {
+    /// The memory of the program: address, row pitch in bytes, rows per plane.
+    fn host(&self) -> Option<(u64, u64, u64)> {
+        match (self.to, self.from) {
+            (End::Host(at, pitch, height), _) | (_, End::Host(at, pitch, height)) => {
+                Some((at, pitch, height))
+            }
+            _ => None,
+        }
+    }
+
+    /// Bytes from the start of the first row of the program's memory to the end of the last, which is at an address.
+    fn reach(&self, (at, pitch, height): (u64, u64, u64)) -> Option<u64> {
+        let before = self.planes.checked_sub(1)?.checked_mul(height)?;
+        let before = before.checked_add(self.rows.checked_sub(1)?)?;
+        let length = before.checked_mul(pitch)?.checked_add(self.width)?;
+        at.checked_add(length).map(|_| length)
+    }
+
     /// The memory of the program, if the device accesses it in place.
     fn pinned(&self, link: &Link) -> Option<Pinned> {
-        let ((End::Host(at, pitch, height), _) | (_, End::Host(at, pitch, height))) =
-            (self.to, self.from)
-        else {
-            return None;
-        };
+        let host = self.host()?;
+        let offset = link.shared(host.0 as *const u8, self.reach(host)?)?;
+        let (_, pitch, height) = host;
         let (width, rows, planes) = (self.width, self.rows, self.planes);
-        let before = planes.checked_sub(1)?.checked_mul(height)?;
-        let before = before.checked_add(rows.checked_sub(1)?)?;
-        let length = before.checked_mul(pitch)?.checked_add(width)?;
-        let offset = link.shared(at as *const u8, length)?;
         // Products of what is in the window.
         let is_flat = rows == 1 || pitch == width;
         let part = match is_flat {
@@ -329,9 +346,7 @@ impl Volume {
 
     /// Executes the copy in one piece if the memory of the program is registered and there is room for a stage.
     fn copy_registered(&self, link: &Link, order: Order) -> Outcome<bool> {
-        let ((End::Host(at, pitch, height), _) | (_, End::Host(at, pitch, height))) =
-            (self.to, self.from)
-        else {
+        let Some((at, pitch, height)) = self.host() else {
             return Ok(false);
         };
         // Rows that overlap have more bytes than the memory that they are in.

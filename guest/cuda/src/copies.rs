@@ -480,7 +480,12 @@ fn rows_between(order: Order, to: Side, from: Side, width: usize, rows: usize) -
     if width == 0 || rows == 0 {
         return Ok(());
     }
-    if to.pitch < width || from.pitch < width {
+    let is_beyond = |side: &Side| {
+        let before = (rows - 1).checked_mul(side.pitch);
+        let length = before.and_then(|before| before.checked_add(width));
+        length.is_none_or(|length| side.at.checked_add(length as u64).is_none())
+    };
+    if to.pitch < width || from.pitch < width || [&to, &from].into_iter().any(is_beyond) {
         return Err(codes::INVALID_VALUE);
     }
     let (context, stream) = (order.context, order.stream);
@@ -549,13 +554,21 @@ unsafe fn cuboid(copy: *const CUDA_MEMCPY3D, stream: CUstream, wait: bool) -> Ou
         return volume.copy(order);
     }
     let (width, rows) = (c.WidthInBytes, c.Height);
-    let height = |height: usize, y: usize| if height == 0 { y + rows } else { height };
+    let row = |z: usize, height: usize, y: usize| {
+        let height = if height == 0 {
+            y.checked_add(rows)?
+        } else {
+            height
+        };
+        z.checked_mul(height)?.checked_add(y)
+    };
     for slice in 0..c.Depth {
-        let y = (c.srcZ + slice) * height(c.srcHeight, c.srcY) + c.srcY;
+        let z = |z: usize| z.checked_add(slice).ok_or(codes::INVALID_VALUE);
+        let y = row(z(c.srcZ)?, c.srcHeight, c.srcY).ok_or(codes::INVALID_VALUE)?;
         let from = (c.srcXInBytes, y, c.srcPitch);
         let (kind, host) = (c.srcMemoryType, c.srcHost as u64);
         let from = side(link, kind, host, c.srcDevice, from, width)?;
-        let y = (c.dstZ + slice) * height(c.dstHeight, c.dstY) + c.dstY;
+        let y = row(z(c.dstZ)?, c.dstHeight, c.dstY).ok_or(codes::INVALID_VALUE)?;
         let to = (c.dstXInBytes, y, c.dstPitch);
         let (kind, host) = (c.dstMemoryType, c.dstHost as u64);
         let to = side(link, kind, host, c.dstDevice, to, width)?;

@@ -188,3 +188,24 @@ fn what_is_refused_in_a_capture_is_an_error_of_its_call() {
     ok!(cuGraphDestroy(graph));
     ok!(cuStreamDestroy_v2(stream));
 }
+
+#[test]
+fn rows_beyond_all_memory_are_refused() {
+    let _context = context();
+    let (memory, own) = (device(&[0u32; 16]), [0u32; 16]);
+    // SAFETY: numbers and pointers: zero is a value of each.
+    let (mut rows, mut planes): (CUDA_MEMCPY2D, CUDA_MEMCPY3D) = unsafe { std::mem::zeroed() };
+    (rows.WidthInBytes, rows.Height) = (4, 3);
+    rows.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    rows.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (rows.srcHost, rows.srcPitch) = (own.as_ptr().cast(), 1 << 63);
+    rows.dstDevice = memory;
+    assert_eq!(cuda!(cuMemcpy2D_v2(&rows)), INVALID);
+    (planes.WidthInBytes, planes.Height, planes.Depth) = (4, 1, 3);
+    planes.srcMemoryType = CUmemorytype::CU_MEMORYTYPE_HOST;
+    planes.dstMemoryType = CUmemorytype::CU_MEMORYTYPE_DEVICE;
+    (planes.srcHost, planes.srcPitch) = (own.as_ptr().cast(), 4);
+    (planes.srcHeight, planes.dstDevice) = (1 << 63, memory);
+    assert_eq!(cuda!(cuMemcpy3D_v2(&planes)), INVALID);
+    ok!(cuMemFree_v2(memory));
+}
