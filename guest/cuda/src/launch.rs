@@ -74,8 +74,7 @@ pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
         context: context::current(),
         function,
     })?;
-    let end = |(offset, size): &(u32, u32)| (offset + size) as usize;
-    let size = info.parameters.iter().map(end).max().unwrap_or(0);
+    let size = size_of_all(&info.parameters);
     if size > LARGEST {
         return Err(codes::INVALID_VALUE);
     }
@@ -91,6 +90,12 @@ pub fn kernel(link: &Link, handle: u64) -> Outcome<Arc<Kernel>> {
     let mut kernels = kernels.unwrap_or_else(PoisonError::into_inner);
     kernels.insert(function, Arc::clone(&kernel));
     Ok(kernel)
+}
+
+/// The size in bytes of parameters with these offsets and sizes.
+fn size_of_all(parameters: &[(u32, u32)]) -> usize {
+    let end = |(offset, size): &(u32, u32)| *offset as usize + *size as usize;
+    parameters.iter().map(end).max().unwrap_or(0)
 }
 
 /// Discards what is known about all kernels: some may have been unloaded.
@@ -509,5 +514,17 @@ unsafe fn best(
     unsafe {
         put(minimum, blocks_of_best * processors)?;
         put(to, best)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_parameters_that_a_worker_tells_of_are_smaller_than_their_parts() {
+        assert_eq!(size_of_all(&[]), 0);
+        assert_eq!(size_of_all(&[(0, 8), (8, 4)]), 12);
+        assert!(size_of_all(&[(0, 8), (u32::MAX, 8)]) > LARGEST);
     }
 }

@@ -131,6 +131,10 @@ unsafe fn add_conditional(
         kind: params.r#type.0,
         size: params.size,
     })?;
+    // The program reads as many.
+    if graphs.len() != params.size as usize {
+        return Err(codes::UNKNOWN);
+    }
     paged::has_bodies(graph, node, &graphs);
     let graphs = graphs.into_iter();
     let mut graphs: Box<[u64]> = graphs
