@@ -426,6 +426,18 @@ pub(super) struct Submitted {
 }
 
 impl Submitted {
+    /// The queue that the command is in. The legacy stream has the same handle in all contexts.
+    pub(super) fn queue(&self) -> QueueKey {
+        QueueKey {
+            raw: if self.raw <= 2 {
+                self.context
+            } else {
+                self.raw
+            },
+            in_order: true,
+        }
+    }
+
     /// Decides about the result of the command's next part: the command has failed if it is the first one, and
     /// has been submitted in part if it is a later one. `any` tells whether a part has been accepted.
     pub(super) fn part(self, any: &mut bool, code: i32) -> ControlFlow<Result<Self, i32>> {
@@ -586,10 +598,7 @@ impl Server {
             self.backend.api.retain(fence);
             limit.order(limit::Order {
                 fence,
-                queue: QueueKey {
-                    raw: submitted.raw,
-                    in_order: true,
-                },
+                queue: submitted.queue(),
             });
         }
         if let Some(stage) = stage {

@@ -34,6 +34,7 @@ use remoting_transport::{
 
 use super::{
     Server,
+    backend::Submitted,
     driver::Api,
     host_functions::{IDLE, RETURNED, SEEN},
     testing,
@@ -556,4 +557,24 @@ fn launches_that_are_over_are_forgotten_beside_functions_of_graphs() {
         let left = worker.server.backend.calling.len();
         assert!(left < 200, "{left}");
     });
+}
+
+#[test]
+fn legacy_streams_of_two_contexts_are_two_queues_for_limits() {
+    let submitted = |context, raw| Submitted {
+        context,
+        owner: 1,
+        stream: 1,
+        raw,
+        refused: 0,
+    };
+    let (one, other) = (0x1000, 0x2000);
+    for legacy in [0, 1] {
+        assert_ne!(
+            submitted(one, legacy).queue(),
+            submitted(other, legacy).queue()
+        );
+        assert_eq!(submitted(one, legacy).queue(), submitted(one, 0).queue());
+    }
+    assert_ne!(submitted(one, 0x3000).queue(), submitted(one, 0).queue());
 }
