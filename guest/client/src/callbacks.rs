@@ -2,7 +2,10 @@
 
 use std::{
     collections::HashMap,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -15,6 +18,17 @@ pub type Callback<S> = Box<dyn FnOnce(S) + Send>;
 /// true.
 pub type LastingCallback<S> = Arc<dyn Fn(S) -> bool + Send + Sync>;
 
+/// The maximum number of calls of one callback that are due at a time. A worker has it called again when it has returned,
+/// or when nothing will call it any more.
+const MOST_DUE: usize = 16;
+
+/// A callback that is called repeatedly.
+struct Lasting<S> {
+    callback: LastingCallback<S>,
+    /// How many calls of it are due.
+    due: Arc<AtomicUsize>,
+}
+
 /// Pending callbacks.
 pub struct Callbacks<S> {
     /// How many were ever registered, which is also the newest one's number.
@@ -23,7 +37,7 @@ pub struct Callbacks<S> {
     /// Callbacks that only copy memory.
     copies: HashMap<u64, Callback<S>>,
     /// Callbacks that are called repeatedly.
-    lasting: HashMap<u64, LastingCallback<S>>,
+    lasting: HashMap<u64, Lasting<S>>,
     /// Callbacks that are called at some time, and that nothing waits for.
     unawaited: HashMap<u64, Callback<S>>,
     /// Whether the polling thread has to be woken for a new callback.
@@ -62,7 +76,9 @@ impl<S> Callbacks<S> {
     /// thread has to be woken.
     pub fn register_lasting(&mut self, callback: LastingCallback<S>) -> (u64, bool) {
         self.registered += 1;
-        self.lasting.insert(self.registered, callback);
+        let due = Arc::default();
+        let lasting = Lasting { callback, due };
+        self.lasting.insert(self.registered, lasting);
         (self.registered, std::mem::take(&mut self.poller_sleeps))
     }
 
@@ -85,9 +101,21 @@ impl<S> Callbacks<S> {
         self.copies.remove(&number)
     }
 
-    /// Returns a callback that is called repeatedly.
-    pub fn lasting(&self, number: u64) -> Option<LastingCallback<S>> {
-        self.lasting.get(&number).cloned()
+    /// Returns a call of a callback that is called repeatedly. None as well if too many calls of it are due.
+    pub fn lasting(&self, number: u64) -> Option<impl FnOnce(S) -> bool + Send + use<S>>
+    where
+        S: 'static,
+    {
+        let Lasting { callback, due } = self.lasting.get(&number)?;
+        if due.load(Ordering::Relaxed) >= MOST_DUE {
+            return None;
+        }
+        due.fetch_add(1, Ordering::Relaxed);
+        let (callback, due) = (Arc::clone(callback), Arc::clone(due));
+        Some(move |status| {
+            due.fetch_sub(1, Ordering::Relaxed);
+            callback(status)
+        })
     }
 
     /// Removes a callback that was called repeatedly.
@@ -152,6 +180,19 @@ impl PollInterval {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_more_calls_of_one_callback_are_due_than_it_may_have() {
+        let mut callbacks = Callbacks::<i32>::default();
+        let (number, _) = callbacks.register_lasting(Arc::new(|status| status == 0));
+        let mut due: Vec<_> = (0..MOST_DUE)
+            .map(|_| callbacks.lasting(number).unwrap())
+            .collect();
+        assert!(callbacks.lasting(number).is_none());
+        // One that is called makes room for the next.
+        assert!(due.pop().unwrap()(0));
+        assert!(callbacks.lasting(number).is_some_and(|call| !call(1)));
+    }
 
     #[test]
     fn another_callback_is_polled_for_as_soon_as_the_first() {
