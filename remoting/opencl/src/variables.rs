@@ -4,6 +4,8 @@
 //! Drivers tell how many bytes a built program's variables take. Where a driver says that its device has none at all,
 //! yet compiles them (PoCL), the sources are searched.
 
+mod declarations;
+
 use std::sync::Arc;
 
 use object::{Endianness, Object as _, ObjectSection, SectionFlags, elf, read::elf::ElfFile64};
@@ -136,7 +138,8 @@ fn declares(record: &ProgramRecord) -> bool {
         Build::Whole(call) => (&call.options, &call.included),
         Build::Compiled(call, _) => (&call.options, &call.included),
     };
-    if !has_variables(&String::from_utf8_lossy(&options.0)) {
+    let options = words(&String::from_utf8_lossy(&options.0));
+    if !has_variables(&options) {
         return false;
     }
     let headers = match &built.call {
@@ -153,12 +156,12 @@ fn declares(record: &ProgramRecord) -> bool {
         },
         Origin::Linked(_) => None,
     });
-    if definitions(&String::from_utf8_lossy(&options.0)).any(|define| macro_declares(&define)) {
-        return true;
-    }
     let files = included.iter().map(|file| &file.contents);
-    let mut texts = std::iter::once(source).chain(files).chain(headers);
-    texts.any(|text| text_declares(&String::from_utf8_lossy(&text.0)))
+    let texts = std::iter::once(source).chain(files).chain(headers);
+    let texts = texts.map(|text| String::from_utf8_lossy(&text.0).into_owned());
+    let texts: Vec<_> = definitions(&options).into_iter().chain(texts).collect();
+    let has_classes = languages(&options).any(|language| language.starts_with("CLC++"));
+    declarations::are_in(&texts, has_classes)
 }
 
 /// How a binary of PoCL begins.
@@ -215,8 +218,8 @@ fn keeps_variables<'data>(section: &impl ObjectSection<'data>) -> bool {
     is_writable && section.size() > 0 && !section.name().is_ok_and(of_linker)
 }
 
-/// The macros that options of a build define, as lines for the preprocessor.
-fn definitions(options: &str) -> impl Iterator<Item = String> {
+/// The words of a build's options.
+fn words(options: &str) -> Vec<String> {
     let mut words: Vec<String> = Vec::new();
     let (mut quote, mut is_open) = (None, false);
     for one in options.chars() {
@@ -235,287 +238,40 @@ fn definitions(options: &str) -> impl Iterator<Item = String> {
             }
         }
     }
-    let mut words = words.into_iter();
-    std::iter::from_fn(move || {
-        let word = words.find(|word| word.starts_with("-D"))?;
-        let define = match &word[2..] {
-            "" => words.next()?,
-            define => define.to_owned(),
-        };
-        let (name, body) = define.split_once('=').unwrap_or((&define, "1"));
-        Some(format!("#define {name} {body}"))
-    })
+    words
 }
 
-/// Whether options of a build choose a language that has variables at program scope.
-fn has_variables(options: &str) -> bool {
-    let mut words = options.split_whitespace();
-    words.any(|word| {
-        let language = word.strip_prefix("-cl-std=").unwrap_or_default();
+/// The macros that these define, as lines for the preprocessor.
+fn definitions(options: &[String]) -> Vec<String> {
+    let mut words = options.iter();
+    let mut lines = Vec::new();
+    while let Some(word) = words.next() {
+        let define = match word.strip_prefix("-D") {
+            None => continue,
+            Some("") => words.next().map_or("", |word| word),
+            Some(define) => define,
+        };
+        let (name, body) = define.split_once('=').unwrap_or((define, "1"));
+        lines.push(format!("#define {name} {body}"));
+    }
+    lines
+}
+
+/// The languages that these choose, in capitals: the compiler takes both.
+fn languages(options: &[String]) -> impl Iterator<Item = String> {
+    let languages = options
+        .iter()
+        .filter_map(|word| word.strip_prefix("-cl-std="));
+    languages.map(str::to_ascii_uppercase)
+}
+
+/// Whether they choose a language that has variables at program scope.
+fn has_variables(options: &[String]) -> bool {
+    languages(options).any(|language| {
         ["CL2", "CL3", "CLC++"]
             .iter()
             .any(|one| language.starts_with(one))
     })
-}
-
-/// Whether a source has a declaration outside of functions and types, or a static one in them, that may be of a variable
-/// which is not constant. Macros are not expanded: what looks like a declaration is taken for one, also in their
-/// definitions.
-fn text_declares(text: &str) -> bool {
-    let text = literals_removed(text);
-    let (directives, code): (Vec<_>, Vec<_>) = text
-        .lines()
-        .partition(|line| line.trim_start().starts_with('#'));
-    directives.into_iter().any(macro_declares) || code_declares(&code.join("\n"))
-}
-
-/// Whether a line for the preprocessor defines a macro that may declare a variable.
-fn macro_declares(line: &str) -> bool {
-    let define = line.trim_start().trim_start_matches('#').trim_start();
-    let Some(define) = define.strip_prefix("define") else {
-        return false;
-    };
-    let define = define.trim_start();
-    let name = define.find(|one: char| !is_of_word(one));
-    let (_, behind) = define.split_at(name.unwrap_or(define.len()));
-    let (is_function, body) = match behind.strip_prefix('(') {
-        Some(behind) => (true, behind.split_once(')').map_or("", |(_, body)| body)),
-        None => (false, behind),
-    };
-    let mut words = Tokens(body).filter(|token| is_word(token));
-    if !words.any(|word| matches!(word, "global" | "__global" | "static")) {
-        return false;
-    }
-    // These begin functions.
-    if has_inline(body) && !body.contains('{') {
-        return false;
-    }
-    // By themselves they begin a declaration, which is found where it ends; what a parameter stands for is not known.
-    let begins = Tokens(body).all(|token| token == "*" || is_word(token));
-    let named = Tokens(body).filter(|token| is_word(token) && !QUALIFIERS.contains(token));
-    match begins {
-        true => named.count() > usize::from(!is_function),
-        false => code_declares(body),
-    }
-}
-
-/// What begins declarations beside types.
-const QUALIFIERS: [&str; 7] = [
-    "global", "__global", "static", "extern", "volatile", "const", "restrict",
-];
-
-fn has_inline(text: &str) -> bool {
-    Tokens(text).any(|token| INLINE.contains(&token))
-}
-
-/// Functions alone are that.
-const INLINE: [&str; 3] = ["inline", "__inline", "__inline__"];
-
-/// The same as of [`text_declares`], without literals and lines for the preprocessor.
-fn code_declares(text: &str) -> bool {
-    let mut statement = Statement::default();
-    // In a function.
-    let mut inner: Option<Statement<'_>> = None;
-    let mut depth = 0usize;
-    for token in Tokens(text) {
-        match (&mut inner, token) {
-            (Some(declared), ";" | "{" | "}") => {
-                if declared.is_variable() {
-                    return true;
-                }
-                inner = None;
-            }
-            (Some(declared), token) => declared.add(token),
-            (None, "static") if depth > 0 => inner = Some(Statement::default()),
-            (None, _) => {}
-        }
-        match token {
-            // What is in it is outside of functions, too.
-            "{" if depth == 0
-                && statement.has(&["namespace", "extern"])
-                && !statement.has_value =>
-            {
-                statement = Statement::default();
-            }
-            "{" => {
-                if depth == 0 && statement.is_function() {
-                    statement = Statement {
-                        is_over: true,
-                        ..Statement::default()
-                    };
-                }
-                depth += 1;
-                statement.has_body = true;
-            }
-            "}" => {
-                depth = depth.saturating_sub(1);
-                if depth == 0 && statement.is_over {
-                    statement = Statement::default();
-                }
-            }
-            _ if depth > 0 => {}
-            ";" => {
-                if statement.is_variable() {
-                    return true;
-                }
-                statement = Statement::default();
-            }
-            token => statement.add(token),
-        }
-    }
-    statement.is_variable()
-}
-
-/// What has been seen of a declaration outside of braces.
-#[derive(Default)]
-struct Statement<'a> {
-    words: Vec<&'a str>,
-    /// Words since the body of a type.
-    behind: usize,
-    /// How many parentheses are open.
-    open: usize,
-    has_parameters: bool,
-    has_value: bool,
-    has_body: bool,
-    has_pointer: bool,
-    /// It is a function, whose body has begun.
-    is_over: bool,
-}
-
-impl<'a> Statement<'a> {
-    /// The most words that decide what a declaration is.
-    const MOST: usize = 64;
-
-    fn add(&mut self, token: &'a str) {
-        match token {
-            "(" => {
-                self.open += 1;
-                self.has_parameters |= !self.has_value && !self.is_attribute();
-            }
-            ")" => self.open = self.open.saturating_sub(1),
-            _ if self.open > 0 => {}
-            "=" => self.has_value = true,
-            "*" => self.has_pointer |= !self.has_value,
-            _ if self.has_value || !is_word(token) => {}
-            word => {
-                self.behind += usize::from(self.has_body);
-                if self.words.len() < Self::MOST {
-                    self.words.push(word);
-                }
-            }
-        }
-    }
-
-    fn is_attribute(&self) -> bool {
-        matches!(
-            self.words.last(),
-            Some(&("__attribute__" | "_Static_assert"))
-        )
-    }
-
-    fn has(&self, any: &[&str]) -> bool {
-        self.words.iter().any(|word| any.contains(word))
-    }
-
-    fn is_function(&self) -> bool {
-        self.has_parameters && !self.has_value
-    }
-
-    fn is_variable(&self) -> bool {
-        if self.is_over || self.words.is_empty() || self.is_function() {
-            return false;
-        }
-        if self.has(&["typedef", "constant", "__constant", "sampler_t", "using"]) {
-            return false;
-        }
-        if self.has(&["const", "constexpr"]) && !self.has_pointer {
-            return false;
-        }
-        let is_type = self.has(&["struct", "union", "enum", "class"]);
-        let names = self
-            .words
-            .iter()
-            .filter(|word| **word != "__attribute__")
-            .count();
-        match (is_type, self.has_body) {
-            // A type by itself is none.
-            (true, true) => self.behind > 0 || self.has_value,
-            (true, false) => names > 2,
-            (false, _) => names > 1 || self.has_value,
-        }
-    }
-}
-
-fn is_word(token: &str) -> bool {
-    token.starts_with(is_of_word)
-}
-
-fn is_of_word(one: char) -> bool {
-    one.is_ascii_alphanumeric() || one == '_'
-}
-
-/// A source without comments, and without what is in quotation marks.
-fn literals_removed(text: &str) -> String {
-    let text = text.replace("\\\r\n", " ").replace("\\\n", " ");
-    let (mut kept, mut rest) = (String::with_capacity(text.len()), &*text);
-    // Comments may begin before a line for the preprocessor and end behind it.
-    while let Some(at) = rest.find(['/', '"', '\'']) {
-        let (before, from) = rest.split_at(at);
-        kept.push_str(before);
-        let end = if from.starts_with("//") {
-            kept.push(' ');
-            from.find('\n')
-        } else if let Some(comment) = from.strip_prefix("/*") {
-            kept.push(' ');
-            comment.find("*/").map(|end| end + 4)
-        } else if from.starts_with('/') {
-            kept.push('/');
-            Some(1)
-        } else if from.starts_with('\'') && before.ends_with(|one: char| one.is_ascii_hexdigit()) {
-            // It separates digits.
-            Some(1)
-        } else {
-            Some(literal(from))
-        };
-        rest = end.map_or("", |end| &from[end..]);
-    }
-    kept.push_str(rest);
-    kept
-}
-
-/// The bytes of the literal that a text begins with: up to the next mark like its first one. It ends with its line.
-fn literal(text: &str) -> usize {
-    let mark = text.as_bytes()[0];
-    let mut is_escaped = false;
-    for (at, byte) in text.bytes().enumerate().skip(1) {
-        match byte {
-            b'\n' => return at,
-            _ if is_escaped => is_escaped = false,
-            b'\\' => is_escaped = true,
-            byte if byte == mark => return at + 1,
-            _ => {}
-        }
-    }
-    text.len()
-}
-
-/// Words, and characters that are none.
-struct Tokens<'a>(&'a str);
-
-impl<'a> Iterator for Tokens<'a> {
-    type Item = &'a str;
-
-    fn next(&mut self) -> Option<&'a str> {
-        let text = self.0.trim_start();
-        let first = text.chars().next()?;
-        let length = match is_of_word(first) {
-            true => text.find(|one| !is_of_word(one)).unwrap_or(text.len()),
-            false => first.len_utf8(),
-        };
-        let (token, rest) = text.split_at(length);
-        self.0 = rest;
-        Some(token)
-    }
 }
 
 #[cfg(test)]
@@ -661,10 +417,10 @@ mod tests {
         for (options, expected) in [
             ("-D \"V=global int n = 40;\"", true),
             ("'-DV=static global int n = 40;' -DW", true),
-            ("-DV=global -D W=4 -I global", false),
-            ("-D", false),
+            ("-DV= -D W=4 -I global", false),
+            ("-DV=static -D", false),
         ] {
-            let text = "kernel void k(global int *o) { *o = 1; }";
+            let text = "V kernel void k(global int *o) { *o = 1; }";
             let made = Made::Built(built(source(text), &format!("{newer} {options}")));
             assert_eq!(may_have(&[None], &made), expected, "{options}");
         }
@@ -678,58 +434,6 @@ mod tests {
         };
         assert!(may_have(&[None], &Made::Linked(Some(vec![input]))));
         assert!(may_have(&[None], &Made::Linked(None)));
-    }
-
-    #[test]
-    fn declarations_of_variables_are_found_outside_of_functions() {
-        for text in [
-            "global int n = 40; kernel void k(global int *o) { *o = ++n; }",
-            "kernel void k(global int *o) { *o = 1; }\nstatic __global float table[16];",
-            "int plain;",
-            "/* a */ global /* b */ int * where; // c",
-            "struct pair { int a, b; } both;",
-            "struct pair { int a, b; };\nstruct pair both = { 1, 2 };",
-            "#define DECLARE(x) global int x\n#ifdef A\nglobal int hidden;\n#endif",
-            "global atomic_int count = ATOMIC_VAR_INIT(0);",
-            "const int fixed = 3; const global int *moving;",
-            "global int unfinished",
-            "namespace a { kernel void k(void) {} int hidden; }",
-            "kernel void k(global int *o) { static global int n; *o = ++n; }",
-            "int f(void) { if (1) { static int n = 3; return ++n; } return 0; }",
-            "#define DECLARE(x) global int x\nDECLARE(n);",
-            "# define DECLARE(x) __global x;\nDECLARE(int n)",
-            "#define ONE \\\n  static int n = 0;\nONE",
-            "#define COUNT(f) int f(void) { static int n; return ++n; }\nCOUNT(f)",
-            "constant char quote = '\"'; global int n; constant char other = '\"';",
-            "constant char quote = '\\''; global int n; constant char other = '\\'';",
-            "constant char text[] = \"a\\\"\"; global int n; constant char other[] = \"\\\"\";",
-            "constant int many = 1'000; global int n;",
-        ] {
-            assert!(text_declares(text), "{text}");
-        }
-    }
-
-    #[test]
-    fn what_is_no_variable_or_never_changes_is_not_found() {
-        for text in [
-            "kernel void k(global int *o, local float *t) { global int *p = o; int n = 1; *p = n; }",
-            "constant int table[2] = { 1, 2 }; __constant float pi = 3.14f;",
-            "const sampler_t s = CLK_FILTER_NEAREST; sampler_t t = CLK_ADDRESS_NONE;",
-            "typedef struct { int a; } pair; struct forward; enum { ONE, TWO }; struct s { int x; };",
-            "float f(float x); inline float f(float x) { return x; }",
-            "__attribute__((reqd_work_group_size(64, 1, 1))) kernel void k(void) {}",
-            "// global int n;\n/* int m; */\n#define N int m;\n#pragma OPENCL EXTENSION cl_khr_fp64 : enable",
-            "const float2 unit = (float2)(1, 0);",
-            "kernel void k(void) { } ;",
-            "kernel void k(void) { static constant int t[] = { 1 }; static const int u = 2; }",
-            "#define GLOBAL __global\n#define POINTER __global const float *restrict\n#define FN static void",
-            "#define FN static inline __attribute__((always_inline))\nFN int f(void) { return 1; }",
-            "#define CAST(p) ((__global float *)(p))\n#define K(f) kernel void f(global int *o)",
-            "kernel void k(void) { char a = '{'; } constant char b[] = \"\\\"; global int n; \";",
-            "",
-        ] {
-            assert!(!text_declares(text), "{text}");
-        }
     }
 
     /// An object with an empty section of this name, flags and size.
@@ -774,7 +478,14 @@ mod tests {
 
     #[test]
     fn only_newer_languages_have_variables() {
-        assert!(has_variables("-I a -cl-std=CL2.0") && has_variables("-cl-std=CLC++2021"));
-        assert!(!has_variables("-cl-std=CL1.2 -DCL2") && !has_variables(""));
+        for (options, expected) in [
+            ("-I a -cl-std=CL2.0", true),
+            ("-cl-std=CLC++2021", true),
+            ("\"-cl-std=cl2.0\"", true),
+            ("-cl-std=CL1.2 -DCL2", false),
+            ("", false),
+        ] {
+            assert_eq!(has_variables(&words(options)), expected, "{options}");
+        }
     }
 }
