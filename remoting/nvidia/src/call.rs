@@ -148,7 +148,7 @@ impl Session {
 
     fn make(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
         let order = self.worker().order.clone();
-        let ordered = changes_memory(made.call).then(|| order.lock_unpoisoned());
+        let ordered = changes_memory(made.call, bytes).then(|| order.lock_unpoisoned());
         let is_open = || {
             let files = self.worker().files.lock_unpoisoned();
             files.get(made.file.number).is_some()
@@ -655,9 +655,10 @@ impl Session {
 
 /// Whether a call makes objects, ends them, or has something keep their memory. Such calls are made one after the other:
 /// between a call and what is noted of it, another one could give the handle to other memory.
-fn changes_memory(call: &Call) -> bool {
+fn changes_memory(call: &Call, bytes: &[u8]) -> bool {
     match (call.kind(), call.number) {
-        // Pinning takes as long as there are pages, and no video memory.
+        // Pinning takes as long as there are pages, and no video memory: it has its handle for itself meanwhile.
+        (Kind::Frontend, MAKE_DESCRIPTOR) => word(bytes, 8) == 0,
         (Kind::Frontend, 0x2b) => call.inner != Some(SYSTEM),
         // A group's handle is not another one's until its slice is set.
         (Kind::Frontend, 0x2a) => matches!(call.inner, Some(EXPORT | IMPORT | SET_TIMESLICE)),

@@ -28,7 +28,7 @@ impl Session {
     /// Descriptor memory that the program asks for: pages that it has taken before, or of a file that it lends. The block
     /// has their offset.
     pub fn make_descriptor(&mut self, made: &Made<'_>, bytes: &mut [u8]) -> Result<i32, Denied> {
-        let [client, parent, _, class, flags] = [0, 4, 8, 12, 16].map(|at| word(bytes, at));
+        let [client, parent, handle, class, flags] = [0, 4, 8, 12, 16].map(|at| word(bytes, at));
         let (offset, last) = (long(bytes, 24), long(bytes, 32));
         if class != DESCRIPTOR {
             return Err(Denied::Status(status::INVALID_CLASS));
@@ -56,18 +56,52 @@ impl Session {
             None => pages.slice.address(offset, pages.length),
         };
         let address = address.map_or(0, |address| address as u64);
-        put(bytes, 24, address.to_le_bytes());
-        let result = self.issue(made, bytes);
-        put(bytes, 24, offset.to_le_bytes());
-        if matches!(result, Ok(0)) && word(bytes, 40) == status::OK {
-            // The driver has the pages of the file by now. The mapping ends here.
-            let class = if mapping.is_some() {
-                FOREIGN
-            } else {
-                DESCRIPTOR
-            };
+        // The driver has the pages of a file when the call returns. The mapping ends here.
+        let class = if mapping.is_some() {
+            FOREIGN
+        } else {
+            DESCRIPTOR
+        };
+        let mut issue = || {
+            put(bytes, 24, address.to_le_bytes());
+            let result = self.issue(made, bytes);
+            put(bytes, 24, offset.to_le_bytes());
+            let is_done = matches!(result, Ok(0)) && word(bytes, 40) == status::OK;
+            (result, is_done)
+        };
+        if handle != 0 {
+            return self.beside_order([client, parent, handle, class], pages, issue);
+        }
+        // The driver chooses one. This is in the order of calls.
+        let (result, is_done) = issue();
+        if is_done {
             self.note_memory(client, word(bytes, 8), parent, class, Some(pages));
         } else {
+            pages.release();
+        }
+        result
+    }
+
+    /// Makes memory of these pages outside of the order of calls, in which others free: its handle is neither another's
+    /// nor being made, and what the driver has freed under it is noted as that.
+    fn beside_order<T>(
+        &self,
+        [client, parent, handle, class]: [u32; 4],
+        pages: Pages,
+        issue: impl FnOnce() -> (Result<T, Denied>, bool),
+    ) -> Result<T, Denied> {
+        let objects = &self.worker().objects;
+        let making = objects.lock_unpoisoned().begin(client, handle, parent);
+        let Some(making) = making else {
+            pages.release();
+            return Err(Denied::Status(status::INVALID_ARGUMENT));
+        };
+        let (result, is_done) = issue();
+        if is_done {
+            let object = memory(parent, class, Some(pages));
+            objects.lock_unpoisoned().finish(&making, Some(object));
+        } else {
+            objects.lock_unpoisoned().finish(&making, None);
             pages.release();
         }
         result
@@ -91,8 +125,12 @@ impl Session {
         if word(bytes, block + 24) >> PLACEMENT & 3 == CONTIGUOUS && length > PAGE {
             return Err(Denied::Status(status::INSUFFICIENT_RESOURCES));
         }
-        let pages = self.describe(client, parent, handle, length)?;
-        self.note_memory(client, handle, parent, class, Some(pages));
+        let pages = self.take(length)?;
+        self.beside_order([client, parent, handle, class], pages.clone(), || {
+            let result = self.pin(client, parent, handle, &pages);
+            let is_done = result.is_ok();
+            (result, is_done)
+        })?;
         put(bytes, block + 64, length.to_le_bytes());
         put(bytes, block + 88, (length - 1).to_le_bytes());
         Err(Denied::Status(status::OK))
@@ -127,7 +165,10 @@ impl Session {
             .lock_unpoisoned()
             .remove(client, handle);
         gone.into_iter().for_each(Pages::release);
-        let pages = self.pinned(client, parent, handle, pages)?;
+        if let Err(denied) = self.pin(client, parent, handle, &pages) {
+            pages.release();
+            return Err(denied);
+        }
         self.note_memory(client, handle, parent, class, Some(pages.clone()));
         Ok(pages)
     }
@@ -141,29 +182,6 @@ impl Session {
             offset,
             length,
         })
-    }
-
-    /// Takes pages of the slice, and has the driver pin them as descriptor memory.
-    fn describe(
-        &self,
-        client: u32,
-        parent: u32,
-        handle: u32,
-        length: u64,
-    ) -> Result<Pages, Denied> {
-        let pages = self.take(length)?;
-        self.pinned(client, parent, handle, pages)
-    }
-
-    /// Has the driver pin pages as descriptor memory, or gives them back.
-    fn pinned(&self, client: u32, parent: u32, handle: u32, pages: Pages) -> Result<Pages, Denied> {
-        match self.pin(client, parent, handle, &pages) {
-            Ok(()) => Ok(pages),
-            Err(denied) => {
-                pages.release();
-                Err(denied)
-            }
-        }
     }
 
     /// Has the driver pin pages as descriptor memory.
@@ -242,21 +260,24 @@ impl Session {
         class: u32,
         pages: Option<Pages>,
     ) {
-        let size = pages.as_ref().map_or(0, |pages| pages.length);
-        let object = Object {
-            parent,
-            class,
-            size,
-            is_fresh: false,
-            is_shared: false,
-            pages,
-            charge: None,
-        };
+        let object = memory(parent, class, pages);
         let gone = self
             .worker()
             .objects
             .lock_unpoisoned()
             .add(client, handle, object);
         gone.into_iter().for_each(Pages::release);
+    }
+}
+
+fn memory(parent: u32, class: u32, pages: Option<Pages>) -> Object {
+    Object {
+        parent,
+        class,
+        size: pages.as_ref().map_or(0, |pages| pages.length),
+        is_fresh: false,
+        is_shared: false,
+        pages,
+        charge: None,
     }
 }

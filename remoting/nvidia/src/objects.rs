@@ -66,6 +66,13 @@ pub struct Object {
     pub charge: Option<Charge>,
 }
 
+/// Memory that the driver is asked for outside of the order of calls. No other is made under its handle meanwhile.
+pub struct Making {
+    client: u32,
+    handle: u32,
+    number: u64,
+}
+
 /// How a program sees a mapping that it asked for.
 pub struct Mapped {
     /// The object.
@@ -85,6 +92,8 @@ pub struct Client {
     /// The user whose program created it.
     pub user: u32,
     objects: HashMap<u32, Object>,
+    /// What is being made, by handle: the number of each, and what will contain it.
+    making: HashMap<u32, (u64, u32)>,
     /// Mappings, by the number that the program has for each.
     pub mapped: HashMap<u64, Mapped>,
 }
@@ -97,7 +106,11 @@ impl Client {
 
     /// A handle that no object has.
     pub fn free_handle(&self) -> Option<u32> {
-        (0xc0de_0001..=0xc0de_ffff).find(|handle| !self.objects.contains_key(handle))
+        (0xc0de_0001..=0xc0de_ffff).find(|handle| self.is_free(*handle))
+    }
+
+    fn is_free(&self, handle: u32) -> bool {
+        !self.objects.contains_key(&handle) && !self.making.contains_key(&handle)
     }
 
     /// The first object of a class.
@@ -114,6 +127,8 @@ impl Client {
 #[derive(Default)]
 pub struct Objects {
     clients: HashMap<u32, Client>,
+    /// How much has begun to be made.
+    begun: u64,
 }
 
 impl Objects {
@@ -143,9 +158,39 @@ impl Objects {
             file,
             user,
             objects: HashMap::new(),
+            making: HashMap::new(),
             mapped: HashMap::new(),
         };
         self.clients.insert(handle, client);
+    }
+
+    /// Memory is about to be made outside of the order of calls. `None`: there is no such client, or the handle is not free:
+    /// what the driver has freed is noted until its pages are given back.
+    pub fn begin(&mut self, client: u32, handle: u32, parent: u32) -> Option<Making> {
+        let of = self.clients.get_mut(&client)?;
+        if !of.is_free(handle) {
+            return None;
+        }
+        self.begun += 1;
+        of.making.insert(handle, (self.begun, parent));
+        Some(Making {
+            client,
+            handle,
+            number: self.begun,
+        })
+    }
+
+    /// The driver has made it, or (`None`) has not. If its handle was freed meanwhile, or what was to contain it, it is not
+    /// known whether the driver still has its pages: they stay taken as long as the slice is there.
+    pub fn finish(&mut self, making: &Making, object: Option<Object>) {
+        let Some(client) = self.clients.get_mut(&making.client) else {
+            return;
+        };
+        let handle = making.handle;
+        if client.making.get(&handle).map(|known| known.0) == Some(making.number) {
+            client.making.remove(&handle);
+            client.objects.extend(object.map(|object| (handle, object)));
+        }
     }
 
     /// A new object. One that had the same handle is gone. Answers what pages are not behind an object any longer.
@@ -162,6 +207,7 @@ impl Objects {
             Vec::new()
         };
         if let Some(client) = self.clients.get_mut(&client) {
+            client.making.remove(&handle);
             client.objects.insert(handle, object);
         }
         gone
@@ -187,6 +233,9 @@ impl Objects {
         }
         let mut gone = vec![handle];
         while let Some(handle) = gone.pop() {
+            let is_below = |made: u32, parent: u32| made == handle || parent == handle;
+            let making = &mut client.making;
+            making.retain(|made, (_, parent)| !is_below(*made, *parent));
             if let Some(object) = client.objects.remove(&handle) {
                 pages.extend(object.pages);
                 gone.extend(parts.remove(&handle).into_iter().flatten());
@@ -291,6 +340,28 @@ mod tests {
         assert_eq!(left, [false, false, false, true, true]);
         // An object that says that it contains itself ends the walk all the same.
         objects.remove(1, 13);
+    }
+
+    #[test]
+    fn what_is_freed_while_it_is_made_is_not_noted() {
+        let mut objects = Objects::default();
+        objects.add_client(1, 7, 0);
+        objects.add(1, 10, object(1));
+        assert!(objects.begin(1, 10, 1).is_none(), "it is noted");
+        assert!(objects.begin(2, 11, 2).is_none(), "there is no such client");
+        for freed in [11, 10] {
+            let making = objects.begin(1, 11, 10).expect("the handle is free");
+            assert!(objects.begin(1, 11, 10).is_none(), "it is being made");
+            objects.remove(1, freed);
+            let other = objects.begin(1, 11, 1).expect("the handle is free");
+            objects.finish(&making, Some(object(10)));
+            let client = objects.client(1).expect("it is there");
+            assert!(client.object(11).is_none(), "{freed}");
+            objects.finish(&other, None);
+        }
+        let making = objects.begin(1, 11, 1).expect("the handle is free");
+        objects.finish(&making, Some(object(1)));
+        assert!(objects.begin(1, 11, 1).is_none(), "it is noted");
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::{
     fs::File,
     io::{self, Write},
     os::fd::{BorrowedFd, FromRawFd, OwnedFd},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Barrier, Mutex, PoisonError},
     thread,
 };
 
@@ -34,6 +34,8 @@ pub struct State {
     pub ranges: Vec<(u32, u64)>,
     /// The size that all video memory gets, if it is larger than what is asked for.
     pub least_size: u64,
+    /// Where the next free waits twice when it has freed.
+    pub after_free: Option<Arc<Barrier>>,
     /// The doorbell's file.
     pub doorbell: Option<File>,
     /// Files to be opened, of a process that can make none when it is confined.
@@ -199,6 +201,11 @@ impl Device for StandIn {
                         state.objects.retain(|key, _| key.0 != client);
                     } else if state.objects.remove(&(client, handle)).is_none() {
                         put(block, 12, 0x57);
+                    }
+                    if let Some(barrier) = state.after_free.take() {
+                        drop(state);
+                        barrier.wait();
+                        barrier.wait();
                     }
                 }
                 0x2a => {

@@ -1,6 +1,7 @@
 //! Programs of a worker whose driver is a stand-in.
 
 mod duplicates;
+mod freed;
 mod hostile;
 mod quota;
 mod sharing;
