@@ -43,6 +43,7 @@ pub mod output;
 pub mod paths;
 pub mod patience;
 pub mod poll;
+pub mod proc;
 pub mod regular_file;
 pub mod socket;
 pub mod tcp;

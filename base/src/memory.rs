@@ -49,7 +49,7 @@ impl fmt::Display for Spare {
 /// Memory available to this process; `None` if the kernel does not report it.
 pub fn spare() -> Option<Spare> {
     let machine = spare_of_machine()?;
-    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    let groups = crate::proc::read("/proc/self/cgroup").unwrap_or_default();
     let least = left_of(Path::new(GROUPS), &groups);
     let least = least.map(|(left, file)| Spare::new(left, Some(file)));
     Some(match least {

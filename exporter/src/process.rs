@@ -100,7 +100,7 @@ impl Processes {
         }
         let folder = self.proc.join(pid.to_string());
         let labels = [kind.name(), source];
-        let line = fs::read_to_string(folder.join("stat")).unwrap_or_default();
+        let line = base::proc::read(folder.join("stat")).unwrap_or_default();
         let Some(stat) = Stat::of(&line) else {
             return series;
         };
@@ -132,7 +132,7 @@ fn vcpus(threads: &Path, until: Instant) -> BTreeMap<u32, u64> {
     let threads = fs::read_dir(threads).into_iter().flatten().flatten();
     let threads = threads.take_while(|_| Instant::now() < until);
     let stats = threads.take(MOST_THREADS).filter_map(|thread| {
-        let line = fs::read_to_string(thread.path().join("stat")).ok()?;
+        let line = base::proc::read(thread.path().join("stat")).ok()?;
         let stat = Stat::of(&line)?;
         Some((stat.name.strip_prefix(VCPU)?.parse().ok()?, stat.ticks))
     });

@@ -4,7 +4,7 @@
 //! process ends, and they also work between two disks of one process.
 
 use std::{
-    fs::{self, File},
+    fs::File,
     io,
     os::{
         fd::AsRawFd,
@@ -102,7 +102,7 @@ pub fn knows_mounts() -> bool {
 /// What is mounted now.
 fn mounts() -> io::Result<String> {
     let Some(file) = MOUNTS.get() else {
-        return fs::read_to_string(MOUNTINFO);
+        return base::proc::read(MOUNTINFO);
     };
     let (mut text, mut part) = (Vec::new(), [0; 4096]);
     loop {
@@ -222,7 +222,10 @@ mod tests {
         open_mounts();
         assert!(knows_mounts());
         for _ in 0..2 {
-            assert_eq!(mounts().unwrap(), fs::read_to_string(MOUNTINFO).unwrap());
+            assert_eq!(
+                mounts().unwrap(),
+                std::fs::read_to_string(MOUNTINFO).unwrap()
+            );
         }
     }
 

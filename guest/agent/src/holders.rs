@@ -104,7 +104,7 @@ fn holder(
     let Some(file) = look(&folder)?.filter(|_| !descends(proc, process, own)) else {
         return Ok(None);
     };
-    let name = fs::read_to_string(folder.join("comm")).unwrap_or_default();
+    let name = base::proc::read(folder.join("comm")).unwrap_or_default();
     Ok(Some(Holder {
         process,
         name: name.trim().to_owned(),
@@ -159,7 +159,7 @@ fn descends(proc: &Path, process: u32, from: u32) -> bool {
             _ => {}
         }
         // The name is in parentheses, and may contain parentheses and spaces itself.
-        let stat = fs::read_to_string(proc.join(at.to_string()).join("stat")).unwrap_or_default();
+        let stat = base::proc::read(proc.join(at.to_string()).join("stat")).unwrap_or_default();
         let rest = stat.rsplit(") ").next().unwrap_or_default();
         let parent = rest.split(' ').nth(1).and_then(|text| text.parse().ok());
         let Some(parent) = parent else { return false };

@@ -673,7 +673,7 @@ fn permit(path: &Path, group: Option<&str>) -> Result<(), Error> {
 /// Changes the group of a file.
 fn give_to(path: &Path, group: &str) -> Result<(), Error> {
     // Does not use the system's libraries for the look-up: the agent is statically linked.
-    let groups = fs::read_to_string("/etc/group").unwrap_or_default();
+    let groups = base::proc::read("/etc/group").unwrap_or_default();
     let id = groups
         .lines()
         .find_map(|line| {

@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::proc::has_ended;
 use serde::{Deserialize, Serialize};
 
 use crate::{memory::DataLimit, process::Process};
@@ -148,7 +149,7 @@ impl Journal {
     /// The programs with an entry that still run.
     ///
     /// # Errors
-    /// The folder cannot be read.
+    /// The folder cannot be read, or it is not known whether one still runs.
     pub fn programs(&self) -> Result<Vec<Process>, JournalError> {
         let failed = |source| JournalError::File {
             path: self.folder.clone(),
@@ -164,7 +165,11 @@ impl Journal {
                 // One that cannot be read is that of a program, too.
                 Ok(process) if !matches!(self.entry(&process), Ok(None)) => programs.push(process),
                 Ok(_) => {}
-                Err(_) => self.remove_file(number)?,
+                Err(error) if has_ended(&error) => self.remove_file(number)?,
+                Err(source) => {
+                    let path = Path::new("/proc").join(number.to_string());
+                    return Err(JournalError::File { path, source });
+                }
             }
         }
         programs.sort_by_key(|process| process.number);

@@ -97,7 +97,7 @@ fn rooms(meminfo: &str, overcommit: &str) -> Vec<(u64, &'static str)> {
 
 /// The control groups (version 2) of a process that limit memory, and the room in each.
 fn groups(process: &Process) -> impl Iterator<Item = (PathBuf, u64)> {
-    let text = fs::read_to_string(format!("/proc/{}/cgroup", process.number));
+    let text = base::proc::read(format!("/proc/{}/cgroup", process.number));
     let text = text.unwrap_or_default();
     let path = text.lines().find_map(|line| line.strip_prefix("0::/"));
     let root = Path::new("/sys/fs/cgroup");
@@ -152,7 +152,7 @@ pub fn can_raise_limit(process: &Process, bytes: u64) -> io::Result<()> {
         return Ok(());
     };
     let raises_hard = hard > limit_of(process)?[1];
-    match raises_hard && !has_capability(&fs::read_to_string("/proc/self/status")?, RESOURCE) {
+    match raises_hard && !has_capability(&base::proc::read("/proc/self/status")?, RESOURCE) {
         true => Err(io::ErrorKind::PermissionDenied.into()),
         false => Ok(()),
     }
@@ -168,7 +168,7 @@ fn has_capability(status: &str, bit: u64) -> bool {
 /// The limit with which `bytes` more fit. `None`: they do.
 fn raised_limit(process: &Process, bytes: u64) -> io::Result<Option<DataLimit>> {
     let [soft, hard] = limit_of(process)?;
-    let status = fs::read_to_string(format!("/proc/{}/status", process.number))?;
+    let status = base::proc::read(format!("/proc/{}/status", process.number))?;
     let used = field(&status, "VmData:").unwrap_or(u64::MAX / 2);
     let wanted = used.saturating_add(bytes).saturating_add(MARGIN);
     Ok((soft < wanted).then(|| [wanted, hard.max(wanted)]))
@@ -184,7 +184,7 @@ pub fn set_limit(process: &Process, to: DataLimit) -> io::Result<()> {
 
 /// Bytes of a process's data memory, and of its resident memory. `None`: it has ended.
 pub fn of(process: &Process) -> Option<[u64; 2]> {
-    let status = fs::read_to_string(format!("/proc/{}/status", process.number)).ok()?;
+    let status = base::proc::read(format!("/proc/{}/status", process.number)).ok()?;
     Some([field(&status, "VmData:")?, field(&status, "VmRSS:")?])
 }
 

@@ -7,7 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::note;
+use base::{note, proc::has_ended};
 
 use crate::{
     driver::{Code, Driver, DriverError, State, Uuid, uuid},
@@ -45,6 +45,9 @@ pub enum OperationError {
     /// NVML cannot be used.
     #[error("nothing was changed: it is not known how much memory is needed (--force goes on)")]
     Nvml(#[from] NvmlError),
+    /// It is not known which programs there are.
+    #[error("nothing was changed: cannot look at the processes")]
+    Processes(#[source] io::Error),
     /// The journal cannot be used.
     #[error("the journal fails")]
     Journal(#[from] JournalError),
@@ -131,12 +134,18 @@ pub fn suspend(
 ) -> Result<(), OperationError> {
     let is_all = matches!(options.chosen, Chosen::All);
     let processes = match &options.chosen {
-        Chosen::All => process::with_driver(),
+        Chosen::All => process::with_driver().map_err(OperationError::Processes)?,
         // Those that have ended keep no device from anybody.
         Chosen::Processes(numbers) if options.released => {
             let (found, missing) = look_up(numbers);
-            for missing in missing {
-                note!("gantry-checkpoint: {missing}: it is left out");
+            let (ended, unknown): (Vec<_>, Vec<_>) = missing
+                .into_iter()
+                .partition(|missing| has_ended(&missing.1));
+            for missing in ended {
+                note!("gantry-checkpoint: {}: it is left out", text(&missing));
+            }
+            if !unknown.is_empty() {
+                return Err(OperationError::Refused(unknown.iter().map(text).collect()));
             }
             found
         }
@@ -369,7 +378,7 @@ fn resume_one(
 /// # Errors
 /// The driver or the journal cannot be used.
 pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError> {
-    let mut processes = process::with_driver();
+    let mut processes = process::with_driver().map_err(OperationError::Processes)?;
     for process in journal.programs()? {
         if !processes.contains(&process) {
             processes.push(process);
@@ -407,14 +416,21 @@ pub fn list(journal: &Journal, out: &mut dyn Write) -> Result<(), OperationError
     Ok(())
 }
 
+/// A process that was not found, and why.
+type Missing = (u32, io::Error);
+
+fn text((number, error): &Missing) -> String {
+    format!("PID {number}: {error}")
+}
+
 /// The processes with these numbers, and which of them there are not.
-fn look_up(numbers: &[u32]) -> (Vec<Process>, Vec<String>) {
+fn look_up(numbers: &[u32]) -> (Vec<Process>, Vec<Missing>) {
     let (mut found, mut missing) = (Vec::<Process>::new(), Vec::new());
     for number in numbers {
         match Process::find(*number) {
             Ok(process) if found.contains(&process) => {}
             Ok(process) => found.push(process),
-            Err(error) => missing.push(format!("PID {number}: {error}")),
+            Err(error) => missing.push((*number, error)),
         }
     }
     (found, missing)
@@ -425,7 +441,7 @@ fn find(numbers: &[u32]) -> Result<Vec<Process>, OperationError> {
     if missing.is_empty() {
         Ok(found)
     } else {
-        Err(OperationError::Refused(missing))
+        Err(OperationError::Refused(missing.iter().map(text).collect()))
     }
 }
 

@@ -130,8 +130,11 @@ pub fn mappings(start: usize, length: usize) -> io::Result<Vec<Found>> {
         })
     };
     let mut all = Vec::new();
-    for line in list.lines() {
-        let Some(found) = parse(&line?) else { continue };
+    // Paths of mapped files are not always text.
+    for line in list.split(b'\n') {
+        let Some(found) = parse(&String::from_utf8_lossy(&line?)) else {
+            continue;
+        };
         if found.start >= start + length {
             break;
         }

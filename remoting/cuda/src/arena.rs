@@ -23,7 +23,7 @@ const START: u64 = 1 << 16;
 
 /// The gaps between this process's mappings, as listed by the kernel.
 fn gaps() -> io::Result<Vec<Range<u64>>> {
-    let maps = std::fs::read_to_string("/proc/self/maps")?;
+    let maps = base::proc::read("/proc/self/maps")?;
     let mut gaps = Vec::new();
     let mut end = START;
     for line in maps.lines() {

@@ -185,7 +185,7 @@ fn count(lines: &str, name: &str) -> u64 {
 
 /// This process's group, if it has the required controllers.
 fn own() -> Option<PathBuf> {
-    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    let groups = base::proc::read("/proc/self/cgroup").ok()?;
     let folder = folder_of(&groups)?;
     let controllers = fs::read_to_string(folder.join("cgroup.controllers")).ok()?;
     let has = |name| controllers.split_whitespace().any(|other| other == name);

@@ -91,7 +91,7 @@ impl Checkpointer {
     pub fn is(process: u32, user: u32) -> bool {
         // SAFETY: a call without arguments.
         let own = unsafe { libc::geteuid() };
-        let name = fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
+        let name = base::proc::read(format!("/proc/{process}/comm")).unwrap_or_default();
         // The kernel keeps 15 bytes.
         user == own && NAME.get(..15) == Some(name.trim_end())
     }

@@ -336,7 +336,7 @@ fn start_time(process: i32) -> Option<u64> {
 
 /// The fields of a process's line that follow its name, which is in parentheses: the third one and all others.
 fn fields(process: i32) -> Option<Vec<String>> {
-    let line = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    let line = base::proc::read(format!("/proc/{process}/stat")).ok()?;
     let (_, rest) = line.rsplit_once(')')?;
     Some(rest.split_whitespace().map(str::to_owned).collect())
 }
