@@ -31,8 +31,8 @@ use base::note::Seldom;
 use remoting_proto::{
     apis,
     wire::{
-        api::ApiId,
-        hello::{Form, Hello},
+        api::{ApiId, Spoken},
+        hello::{self, Form, Hello},
     },
 };
 use remoting_stream::{
@@ -128,12 +128,13 @@ impl Door {
         })
     }
 
-    /// Waits for the next application that may have this worker, and sends it the hello. `sizes` are
-    /// those of the window and of its rings, in bytes.
-    pub fn next(&self, sizes: (u64, u64)) -> io::Result<Served> {
+    /// Waits for the next application that may have this worker, and sends it the hello. `spoken` are the APIs that are
+    /// served, `sizes` those of the window and of its rings, in bytes.
+    pub fn next(&self, spoken: &[Spoken], sizes: (u64, u64)) -> io::Result<Served> {
         let (ring, bell) = UnixStream::pair()?;
         let handshake = Handshake {
             door: self,
+            spoken,
             sizes,
             taken: AtomicBool::new(false),
             ring,
@@ -151,6 +152,8 @@ impl Door {
 /// The state that all handshake threads share.
 struct Handshake<'a> {
     door: &'a Door,
+    /// The APIs that are served.
+    spoken: &'a [Spoken],
     /// The sizes of the window and of its rings, in bytes, for the hello.
     sizes: (u64, u64),
     /// Whether a client has the worker.
@@ -279,9 +282,10 @@ impl Handshake<'_> {
             Door::Tls(_, server) => Channel::secure(socket, server.accept()?, until)?,
         };
         let theirs = channel.receive_hello(until)?;
-        // Also sent to a client of another build, so that it can report both versions.
-        let ours = Hello::answer(apis::answering(&theirs), Form::Stream, self.sizes).to_bytes();
-        let refused = match Hello::check(&theirs, &apis::ALL) {
+        // Also sent to a client of another build or API, so that it can name both.
+        let ours = answering(self.spoken, &theirs);
+        let ours = Hello::answer(ours, Form::Stream, self.sizes).to_bytes();
+        let refused = match Hello::check(&theirs, self.spoken) {
             Ok(hello) if hello.form == Form::Stream => {
                 // Only one client: whoever receives the hello is served.
                 if self.taken.swap(true, Ordering::Relaxed) {
@@ -304,6 +308,13 @@ impl Handshake<'_> {
         channel.refuse();
         Err(refused)
     }
+}
+
+/// What is spoken here of the API that a peer's hello names; of one that is not served, that of another one.
+pub(super) fn answering(spoken: &[Spoken], theirs: &[u8; hello::SIZE]) -> Spoken {
+    let of_theirs = |one: &&Spoken| one.api.number() == Hello::api_number(theirs);
+    let found = spoken.iter().find(of_theirs).or(spoken.first());
+    found.copied().unwrap_or_else(|| apis::answering(theirs))
 }
 
 /// Whether accept(2) failed because of the listening socket itself, not because of a peer, the network
@@ -340,8 +351,8 @@ mod tests {
 
     use super::{super::pending::MOST, *};
     use remoting_proto::{
-        apis::opencl::OpenCl,
-        wire::{Api, api::Spoken, hello::SIZE},
+        apis::{cuda::Cuda, opencl::OpenCl},
+        wire::{Api, hello::SIZE},
     };
 
     const SIZES: (u64, u64) = (1 << 30, 1 << 20);
@@ -373,19 +384,24 @@ mod tests {
     }
 
     #[test]
-    fn drivers_of_another_version_or_form_are_refused_and_the_next_is_taken() {
+    fn drivers_of_another_version_form_or_api_cost_no_worker() {
         let name = format!("gantry-door-{}", std::process::id());
         let path = std::env::temp_dir().join(name);
         let listener = UnixListener::bind(&path).unwrap();
         listener.set_nonblocking(true).unwrap();
         let door = Door::new(listener.into(), StreamProtocol::Unix, &Options::default()).unwrap();
-        let taking = thread::spawn(move || door.next(SIZES).map(drop));
+        let taking = thread::spawn(move || door.next(&[Spoken::of::<OpenCl>()], SIZES).map(drop));
         let mut other = right();
         other.version.number += 1;
         // It receives the worker's version, and can report it.
         let told = say(to(&path), other).unwrap();
         assert_eq!(Hello::check_for::<OpenCl>(&told), Ok(ours()));
         assert_eq!(say(to(&path), Hello::client::<OpenCl>()).unwrap(), told);
+        let cuda = Hello {
+            form: Form::Stream,
+            ..Hello::client::<Cuda>()
+        };
+        assert_eq!(say(to(&path), cuda).unwrap(), told);
         assert!(!taking.is_finished());
         other.version = OpenCl::VERSION;
         assert_eq!(say(to(&path), other).unwrap(), told);
@@ -407,7 +423,7 @@ mod tests {
             .collect();
         listener.set_nonblocking(true).unwrap();
         let door = Door::new(listener.into(), StreamProtocol::Tcp, &Options::default()).unwrap();
-        let taking = thread::spawn(move || door.next(SIZES).map(drop));
+        let taking = thread::spawn(move || door.next(&[Spoken::of::<OpenCl>()], SIZES).map(drop));
         let told = say(TcpStream::connect(address).unwrap(), right()).unwrap();
         assert_eq!(Hello::check_for::<OpenCl>(&told), Ok(ours()));
         taking.join().unwrap().unwrap();
@@ -421,6 +437,7 @@ mod tests {
         let door = Door::new(listener.into(), StreamProtocol::Tcp, &Options::default()).unwrap();
         let handshake = Handshake {
             door: &door,
+            spoken: &[Spoken::of::<OpenCl>()],
             sizes: SIZES,
             taken: AtomicBool::new(false),
             ring: UnixStream::pair().unwrap().0,

@@ -61,7 +61,7 @@ use super::{
     account,
     compiled::{self, InUse, owner::Owner},
     confine::{self, Confinement, Later, Piece},
-    handshake::Door,
+    handshake::{Door, answering},
     options::Options,
     standby::{self, Movable},
     stream,
@@ -388,16 +388,16 @@ fn serve(mut worker: Worker<'_>, connection: &UnixStream) -> Result<(), Error> {
         return serve_slice(worker, connection, user, &bytes, files);
     }
     let sizes = (options.window << 20, RING);
-    let ours = match Hello::check(&bytes, &options.spoken()) {
+    let spoken = options.spoken();
+    let ours = match Hello::check(&bytes, &spoken) {
         Ok(theirs) if theirs.form == Form::Asks => {
             return socket::send_hello(connection, theirs, &[]).map_err(Error::Connection);
         }
         Ok(theirs) => Hello::answer(apis::spoken(theirs.api), Form::File, sizes),
         Err(refused) => {
-            let theirs = Hello::api(&bytes).filter(|api| options.apis.contains(api));
-            let spoken = apis::spoken(theirs.unwrap_or(options.apis[0]));
+            let ours = answering(&spoken, &bytes);
             // So that the other side can name both versions, too.
-            let _ = socket::send_hello(connection, Hello::answer(spoken, Form::File, sizes), &[]);
+            let _ = socket::send_hello(connection, Hello::answer(ours, Form::File, sizes), &[]);
             return Err(refused.into());
         }
     };
@@ -471,11 +471,8 @@ fn serve_stream(mut worker: Worker<'_>, door: Door) -> Result<(), Error> {
     let size = options.window << 20;
     let file: OwnedFd = mapping::create(size)?;
     let window = window::Window::map(&file, size, RING)?;
-    let (channel, api) = door.next((size, RING)).map_err(Error::Connection)?;
-    if !options.apis.contains(&api) {
-        let (ours, theirs) = (options.apis[0], api.number());
-        return Err(Refused::Api { ours, theirs }.into());
-    }
+    let served = door.next(&options.spoken(), (size, RING));
+    let (channel, api) = served.map_err(Error::Connection)?;
     let owner = door.owner(&channel);
     drop(door);
     if !taken(channel.fd().as_fd()).map_err(Error::Connection)? {
