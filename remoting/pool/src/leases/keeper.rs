@@ -1,6 +1,7 @@
 //! The pool of a lease: a process that outlives the service, and that the next service finds again.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     io::Write,
     os::{
@@ -29,6 +30,8 @@ const STARTS: Duration = Duration::from_secs(30);
 pub(super) const FOREVER: Duration = Duration::from_hours(1);
 /// How often is looked whether a pool listens.
 const LOOK: Duration = Duration::from_millis(10);
+/// How often a session is searched in which nobody is found while others of this machine come and go.
+const MOST_SEARCHES: u32 = 100;
 /// How names of records begin that are being written; no name of a lease does.
 const UNFINISHED: &str = ".";
 
@@ -254,41 +257,83 @@ impl Running {
 }
 
 /// Kills all processes of the session that a process had begun, and waits until they have ended.
+///
+/// Each of them may start another one and end, faster than they can be looked up. So their groups are killed, which they
+/// cannot leave and the kernel does for all of a group at once; one of a group has to be seen for that. While the pool
+/// stands still, its workers stay to be seen, ended or not. Behind its back one that is gone before it has been looked at
+/// may have been of the session.
 pub(super) fn kill_session(leader: i32, started: u64) {
-    loop {
+    let (mut killed, mut vain) = (BTreeSet::new(), 0);
+    while vain < MOST_SEARCHES {
         // The number is another process's only if there is nobody in the session any more.
         if start_time(leader).is_some_and(|other| other != started) {
             return;
         }
-        let members = members(leader);
-        if members.is_empty() {
-            return;
+        let found = Session::search(leader);
+        for group in &found.groups {
+            // SAFETY: a plain call. The group's number is another's only if all of it have ended just now.
+            unsafe { libc::kill(-group, libc::SIGKILL) };
         }
-        for member in &members {
-            signal(member, libc::SIGKILL);
-        }
-        for member in &members {
+        for member in &found.members {
             while !wait(&[member.as_fd()], FOREVER) {}
+        }
+        let is_known = found.groups.is_subset(&killed);
+        killed.extend(found.groups);
+        match found.members.is_empty() && is_known {
+            true if found.is_all => return,
+            true => vain += 1,
+            false => vain = 0,
         }
     }
 }
 
-/// Handles of the processes of a session that have not ended, and are this user's.
-fn members(session: i32) -> Vec<OwnedFd> {
-    // SAFETY: a plain call.
-    let user = unsafe { libc::geteuid() };
-    let of = |process: i32| {
-        let is_own = fs::metadata(format!("/proc/{process}")).is_ok_and(|data| data.uid() == user);
-        let fields = fields(process)?;
-        let has_ended = fields
-            .first()
-            .is_some_and(|state| state == "Z" || state == "X");
-        (is_own && !has_ended && fields.get(3)?.parse() == Ok(session)).then_some(())
-    };
-    let all = fs::read_dir("/proc").into_iter().flatten();
-    let all = all.filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok());
-    let handles = all.filter_map(|process: i32| {
-        of(process)?;
+/// Those of a session that are this user's.
+#[derive(Default)]
+struct Session {
+    /// Handles of those that have not ended.
+    members: Vec<OwnedFd>,
+    /// The groups of all.
+    groups: BTreeSet<i32>,
+    /// Whether all processes have been looked at.
+    is_all: bool,
+}
+
+impl Session {
+    fn search(session: i32) -> Self {
+        let mut found = Self::default();
+        let Ok(all) = fs::read_dir("/proc").and_then(Iterator::collect::<io::Result<Vec<_>>>)
+        else {
+            return found;
+        };
+        let number = |entry: &fs::DirEntry| entry.file_name().to_str()?.parse().ok();
+        found.is_all = true;
+        // The newest first: they may end soon.
+        for process in all.iter().rev().filter_map(number) {
+            found.is_all &= found.look_at(process, session).is_some();
+        }
+        found
+    }
+
+    /// None if it was gone, or cannot be looked at.
+    fn look_at(&mut self, process: i32, session: i32) -> Option<()> {
+        // SAFETY: a plain call.
+        let user = unsafe { libc::geteuid() };
+        let group = || -> Option<(Option<i32>, bool)> {
+            let fields = fields(process)?;
+            let is_of = fields.get(3)?.parse() == Ok(session)
+                && fs::metadata(format!("/proc/{process}")).ok()?.uid() == user;
+            let has_ended = matches!(&*fields[0], "Z" | "X");
+            let group = fields.get(2)?.parse().ok()?;
+            Some((is_of.then_some(group), has_ended))
+        };
+        let (Some(of), has_ended) = group()? else {
+            return Some(());
+        };
+        // Neither all processes nor the own group.
+        self.groups.extend(Some(of).filter(|of| *of > 1));
+        if has_ended {
+            return Some(());
+        }
         // SAFETY: a plain call.
         let handle = unsafe { libc::syscall(libc::SYS_pidfd_open, process, 0) };
         if handle < 0 {
@@ -297,9 +342,11 @@ fn members(session: i32) -> Vec<OwnedFd> {
         // SAFETY: the descriptor was just made and has no other owner.
         let handle = unsafe { OwnedFd::from_raw_fd(handle as i32) };
         // It is that one's, if this is so still.
-        of(process).map(|()| handle)
-    });
-    handles.collect()
+        if let (Some(_), false) = group()? {
+            self.members.push(handle);
+        }
+        Some(())
+    }
 }
 
 /// Waits until one of these is readable, or its other end is closed.
@@ -386,7 +433,7 @@ mod tests {
         let mut child = command.spawn().unwrap();
         io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut [0]).unwrap();
         let process = child.id().cast_signed();
-        assert_eq!(members(process).len(), 2);
+        assert_eq!(Session::search(process).members.len(), 2);
         let running = Running {
             handle: worker::handle(&child).unwrap(),
             process,
@@ -394,6 +441,55 @@ mod tests {
             child: Some(child),
         };
         running.end();
-        assert!(members(process).is_empty());
+        assert!(Session::search(process).members.is_empty());
+    }
+
+    /// Begins a session in which each process starts the next one and ends, until there were many: the last one says
+    /// so. For a process that was forked.
+    unsafe fn begin_chain(says: i32) -> io::Result<()> {
+        const MANY: u32 = 30_000;
+        // SAFETY: async-signal-safe calls.
+        unsafe {
+            libc::setsid();
+            if libc::fork() != 0 {
+                return Ok(());
+            }
+            libc::setpgid(0, 0);
+            libc::dup2(says, 3);
+            libc::close_range(4, u32::MAX, 0);
+            for _ in 0..MANY {
+                match libc::fork() {
+                    0 => {}
+                    child => libc::_exit(i32::from(child < 0)),
+                }
+            }
+            libc::write(3, c"!".as_ptr().cast(), 1);
+            libc::_exit(0);
+        }
+    }
+
+    #[test]
+    fn a_session_ends_whose_processes_start_others_and_end() {
+        for _ in 0..10 {
+            let (mut read, write) = io::pipe().unwrap();
+            let mut command = Command::new("sleep");
+            command.arg("600");
+            let says = write.as_raw_fd();
+            // SAFETY: async-signal-safe calls between fork and exec.
+            unsafe { command.pre_exec(move || begin_chain(says)) };
+            let child = command.spawn().unwrap();
+            drop(write);
+            let process = child.id().cast_signed();
+            let running = Running {
+                handle: worker::handle(&child).unwrap(),
+                process,
+                started: start_time(process).unwrap(),
+                child: Some(child),
+            };
+            running.end();
+            let mut said = Vec::new();
+            io::Read::read_to_end(&mut read, &mut said).unwrap();
+            assert_eq!(said, b"", "they went on");
+        }
     }
 }
