@@ -138,6 +138,10 @@ impl<B: Backend> Session<B> {
         header: Header,
         (patience, rounds, most): (u64, u32, u64),
     ) -> Result<(), Error> {
+        // Whoever has asked before waits for the answer.
+        if !self.phase.serves() {
+            return self.not_saved(header, "the worker is being stopped already".to_owned());
+        }
         // While it waits, nobody else would be heard.
         if let Err(error) = self.may_have_rounds(Asker::Client) {
             return self.not_saved(header, base::Chain(&error).to_string());

@@ -136,6 +136,9 @@ impl Server {
             }
             Request::CreateContext(call) => {
                 let id = call.id.0;
+                // The driver has the reporter of one that there is.
+                let is_free = self.backend.contexts.check(id);
+                is_free.or_else(refused("context", id))?;
                 let known = contexts.get(&id).copied();
                 let named = ContextId(known.unwrap_or(NO_CONTEXT | id));
                 let reporter = Reporter::new(&self.board, named);

@@ -2,6 +2,7 @@ use std::{
     fs::File,
     os::{fd::AsRawFd, unix::fs::FileExt},
     sync::Arc,
+    time::{Duration, Instant},
 };
 
 use base::memory::{Spare, Steps};
@@ -15,7 +16,7 @@ use remoting_proto::{
 };
 use remoting_session::{
     carry::Carried,
-    checkpoint::{self, Outcome},
+    checkpoint::{self, Outcome, Phase, Whose},
     image::{self, Contents, Immovable, Writer},
     precopy::Asker,
 };
@@ -961,6 +962,23 @@ fn a_state_is_not_saved_and_no_second_round_begun_while_one_is_copied() {
     assert_ne!(served.write(0, 8), DONE);
     let busy = served.server.busy().unwrap();
     assert!(matches!(busy, Some(Busy::Still(_))), "{busy:?}");
+}
+
+#[test]
+fn a_state_is_not_saved_while_somebody_else_waits_for_the_worker() {
+    let mut served = with_objects();
+    let first = Header {
+        length: 0,
+        opcode: SaveState::OPCODE,
+        flags: Flags::ANSWER,
+        sequence: 7,
+    };
+    served.server.phase = Phase::Draining {
+        until: Instant::now() + Duration::from_hours(1),
+        whose: Whose::Client(first, 0),
+    };
+    assert_ne!(served.save(0).1, DONE);
+    assert_eq!(served.save(0).1, DONE, "the first has its answer");
 }
 
 #[test]
