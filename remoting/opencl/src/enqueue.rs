@@ -14,7 +14,7 @@ use remoting_transport::endpoint::Gone;
 use super::{
     Server,
     commands::sizes,
-    driver::{api::Handle, cl},
+    driver::{api::Handle, cl, enqueue},
     objects::Map,
 };
 
@@ -39,19 +39,13 @@ impl Server {
         stage: Option<StageId>,
     ) -> Result<(), Gone> {
         self.enqueue(header, order, stage, |_, api, slot| {
-            Ok(cl!(
-                api,
-                clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
-            ))
+            Ok(enqueue!(api, slot, clEnqueueMarkerWithWaitList()))
         })
     }
 
     pub(super) fn barrier(&mut self, header: Header, order: &Order) -> Result<(), Gone> {
         self.enqueue(header, order, None, |_, api, slot| {
-            Ok(cl!(
-                api,
-                clEnqueueBarrierWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
-            ))
+            Ok(enqueue!(api, slot, clEnqueueBarrierWithWaitList()))
         })
     }
 
@@ -70,18 +64,15 @@ impl Server {
             let kernel = kernel.raw;
             let (global, local, offset) = c.grid.sizes();
             let [mut offsets, mut globals, mut locals] = [[0; 3]; 3];
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueNDRangeKernel(
-                    slot.queue,
                     kernel,
                     global.len() as u32,
                     pointer(offset, &mut offsets),
                     pointer(Some(global), &mut globals),
-                    pointer(local, &mut locals),
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    pointer(local, &mut locals)
                 )
             ))
         })
@@ -95,18 +86,15 @@ impl Server {
         self.enqueue(header, &c.order, None, |server, api, slot| {
             let mems = &server.backend.mems;
             let (from, to) = (mems.get(c.from.0)?.raw, mems.get(c.to.0)?.raw);
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueCopyBuffer(
-                    slot.queue,
                     from,
                     to,
                     c.offsets[0] as usize,
                     c.offsets[1] as usize,
-                    c.size as usize,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    c.size as usize
                 )
             ))
         })
@@ -122,10 +110,10 @@ impl Server {
             let (from, to) = (mems.get(c.from.0)?.raw, mems.get(c.to.0)?.raw);
             let [source, target] = c.origins.map(sizes);
             let region = sizes(c.region);
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueCopyBufferRect(
-                    slot.queue,
                     from,
                     to,
                     source.as_ptr(),
@@ -134,10 +122,7 @@ impl Server {
                     c.pitches[0][0] as usize,
                     c.pitches[0][1] as usize,
                     c.pitches[1][0] as usize,
-                    c.pitches[1][1] as usize,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    c.pitches[1][1] as usize
                 )
             ))
         })
@@ -149,19 +134,10 @@ impl Server {
             let (from, to) = (mems.get(c.from.0)?.raw, mems.get(c.to.0)?.raw);
             let [source, target] = c.origins.map(sizes);
             let region = sizes(c.region);
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
-                clEnqueueCopyImage(
-                    slot.queue,
-                    from,
-                    to,
-                    source.as_ptr(),
-                    target.as_ptr(),
-                    region.as_ptr(),
-                    slot.count,
-                    slot.wait,
-                    slot.event,
-                )
+                slot,
+                clEnqueueCopyImage(from, to, source.as_ptr(), target.as_ptr(), region.as_ptr())
             ))
         })
     }
@@ -175,18 +151,15 @@ impl Server {
             let image = server.backend.mems.get(c.image.0)?.raw;
             let buffer = server.backend.mems.get(c.buffer.0)?.raw;
             let (origin, region) = (sizes(c.origin), sizes(c.region));
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueCopyImageToBuffer(
-                    slot.queue,
                     image,
                     buffer,
                     origin.as_ptr(),
                     region.as_ptr(),
-                    c.offset as usize,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    c.offset as usize
                 )
             ))
         })
@@ -201,18 +174,15 @@ impl Server {
             let image = server.backend.mems.get(c.image.0)?.raw;
             let buffer = server.backend.mems.get(c.buffer.0)?.raw;
             let (origin, region) = (sizes(c.origin), sizes(c.region));
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueCopyBufferToImage(
-                    slot.queue,
                     buffer,
                     image,
                     c.offset as usize,
                     origin.as_ptr(),
-                    region.as_ptr(),
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    region.as_ptr()
                 )
             ))
         })
@@ -225,18 +195,15 @@ impl Server {
     ) -> Result<(), Gone> {
         self.enqueue(header, &c.order, None, |server, api, slot| {
             let mem = server.backend.mems.get(c.mem.0)?.raw;
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueFillBuffer(
-                    slot.queue,
                     mem,
                     c.pattern.0.as_ptr().cast(),
                     c.pattern.0.len(),
                     c.offset as usize,
-                    c.size as usize,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    c.size as usize
                 )
             ))
         })
@@ -246,17 +213,14 @@ impl Server {
         self.enqueue(header, &c.order, None, |server, api, slot| {
             let mem = server.backend.mems.get(c.mem.0)?.raw;
             let (origin, region) = (sizes(c.origin), sizes(c.region));
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueFillImage(
-                    slot.queue,
                     mem,
                     c.colour.as_ptr().cast(),
                     origin.as_ptr(),
-                    region.as_ptr(),
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    region.as_ptr()
                 )
             ))
         })
@@ -269,17 +233,10 @@ impl Server {
                 .iter()
                 .map(|id| server.backend.mems.get(id.0).map(|mem| mem.raw))
                 .collect::<Result<_, _>>()?;
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
-                clEnqueueMigrateMemObjects(
-                    slot.queue,
-                    mems.len() as u32,
-                    mems.as_ptr(),
-                    c.flags,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
-                )
+                slot,
+                clEnqueueMigrateMemObjects(mems.len() as u32, mems.as_ptr(), c.flags)
             ))
         })
     }
@@ -321,16 +278,10 @@ impl Server {
             let index = mem.maps.iter().position(|map| map.offset == c.offset);
             let Map { pointer, .. } = mem.maps.remove(index.ok_or(codes::INVALID_VALUE)?);
             let raw = mem.raw;
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
-                clEnqueueUnmapMemObject(
-                    slot.queue,
-                    raw,
-                    pointer as *mut _,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
-                )
+                slot,
+                clEnqueueUnmapMemObject(raw, pointer as *mut _)
             ))
         })
     }

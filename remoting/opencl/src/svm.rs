@@ -33,7 +33,7 @@ use super::{
     callbacks::Board,
     driver::{
         api::{Api, Handle},
-        cl, outcome,
+        cl, enqueue, outcome,
     },
     freed::Freed,
     objects::{Home, MadeSvm, Queue},
@@ -368,18 +368,10 @@ impl Server {
             if c.from.abs_diff(c.to) < c.size {
                 return Err(codes::MEM_COPY_OVERLAP);
             }
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
-                clEnqueueSVMMemcpy(
-                    slot.queue,
-                    0,
-                    to.cast(),
-                    from.cast_const().cast(),
-                    c.size as usize,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
-                )
+                slot,
+                clEnqueueSVMMemcpy(0, to.cast(), from.cast_const().cast(), c.size as usize)
             ))
         })
     }
@@ -397,17 +389,14 @@ impl Server {
             {
                 return Err(codes::INVALID_VALUE);
             }
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueSVMMemFill(
-                    slot.queue,
                     to.cast(),
                     pattern.as_ptr().cast(),
                     pattern.len(),
-                    c.size as usize,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    c.size as usize
                 )
             ))
         })
@@ -433,16 +422,13 @@ impl Server {
                 .ok_or(codes::INVALID_VALUE)?;
             if server.platform_version(home.platform) < 21 {
                 // The command is a hint, for which such a driver has no function.
-                return Ok(cl!(
-                    api,
-                    clEnqueueMarkerWithWaitList(slot.queue, slot.count, slot.wait, slot.event)
-                ));
+                return Ok(enqueue!(api, slot, clEnqueueMarkerWithWaitList()));
             }
             let sizes: Vec<usize> = c.ranges.iter().map(|range| range.1 as usize).collect();
-            Ok(cl!(
+            Ok(enqueue!(
                 api,
+                slot,
                 clEnqueueSVMMigrateMem(
-                    slot.queue,
                     pointers.len() as u32,
                     pointers.as_ptr().cast::<*const c_void>(),
                     if sizes.iter().all(|size| *size == 0) {
@@ -450,10 +436,7 @@ impl Server {
                     } else {
                         sizes.as_ptr()
                     },
-                    c.flags,
-                    slot.count,
-                    slot.wait,
-                    slot.event,
+                    c.flags
                 )
             ))
         })

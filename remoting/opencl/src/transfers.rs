@@ -14,7 +14,7 @@ use remoting_transport::endpoint::Gone;
 use super::{
     Server,
     commands::{Slot, Way, sizes},
-    driver::{api::Handle, cl},
+    driver::{api::Handle, cl, enqueue},
 };
 
 /// The device side of a transfer of plain bytes.
@@ -180,10 +180,10 @@ impl Server {
             let (origin, region) = (sizes(c.origin), sizes(c.region));
             let here = [0usize; 3];
             Ok(if c.write {
-                cl!(
+                enqueue!(
                     api,
+                    slot,
                     clEnqueueWriteBufferRect(
-                        slot.queue,
                         mem,
                         0,
                         origin.as_ptr(),
@@ -193,17 +193,14 @@ impl Server {
                         c.pitches[1] as usize,
                         0,
                         0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
+                        place.cast()
                     )
                 )
             } else {
-                cl!(
+                enqueue!(
                     api,
+                    slot,
                     clEnqueueReadBufferRect(
-                        slot.queue,
                         mem,
                         0,
                         origin.as_ptr(),
@@ -213,10 +210,7 @@ impl Server {
                         c.pitches[1] as usize,
                         0,
                         0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
+                        place.cast()
                     )
                 )
             })
@@ -236,37 +230,31 @@ impl Server {
             let place = server.near(&c.order, &c.place, needed)?;
             let (origin, region) = (sizes(c.origin), sizes(c.region));
             Ok(if c.write {
-                cl!(
+                enqueue!(
                     api,
+                    slot,
                     clEnqueueWriteImage(
-                        slot.queue,
                         raw,
                         0,
                         origin.as_ptr(),
                         region.as_ptr(),
                         0,
                         0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
+                        place.cast()
                     )
                 )
             } else {
-                cl!(
+                enqueue!(
                     api,
+                    slot,
                     clEnqueueReadImage(
-                        slot.queue,
                         raw,
                         0,
                         origin.as_ptr(),
                         region.as_ptr(),
                         0,
                         0,
-                        place.cast(),
-                        slot.count,
-                        slot.wait,
-                        slot.event,
+                        place.cast()
                     )
                 )
             })

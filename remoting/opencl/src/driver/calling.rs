@@ -22,6 +22,18 @@ macro_rules! __cl {
 }
 pub use __cl as cl;
 
+/// Calls a driver function that puts a command into a queue. Between the queue, which comes first, and what every command
+/// has last, are its own arguments.
+macro_rules! enqueue {
+    ($api:expr, $slot:expr, $name:ident($($arg:expr),* $(,)?)) => {
+        $crate::driver::cl!(
+            $api,
+            $name($slot.queue, $($arg,)* $slot.count, $slot.wait, $slot.event)
+        )
+    };
+}
+pub(crate) use enqueue;
+
 /// `CL_EVENT_COMMAND_EXECUTION_STATUS`.
 pub(crate) fn status(api: &Api, event: Handle) -> i32 {
     let mut status = 0i32;

@@ -12,4 +12,4 @@ pub mod types;
 
 pub use api::Api;
 pub use calling::cl;
-pub(crate) use calling::{c_string, outcome, status};
+pub(crate) use calling::{c_string, enqueue, outcome, status};
