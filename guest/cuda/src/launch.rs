@@ -384,17 +384,9 @@ entry_points! {
         kernelParams: *mut *mut c_void,
         extra: *mut *mut c_void,
     ) {
-        let wanted = Wanted {
-            function: f,
-            shape: Shape {
-                grid: [gridDimX, gridDimY, gridDimZ],
-                block: [blockDimX, blockDimY, blockDimZ],
-                shared: sharedMemBytes,
-            },
-            stream: hStream,
-            cooperative: false,
-            attributes: &[],
-        };
+        let grid = [gridDimX, gridDimY, gridDimZ];
+        let shape = Shape { grid, block: [blockDimX, blockDimY, blockDimZ], shared: sharedMemBytes };
+        let wanted = Wanted { function: f, shape, stream: hStream, cooperative: false, attributes: &[] };
         launch(wanted, kernelParams, extra)
     }
 
@@ -410,17 +402,9 @@ entry_points! {
         hStream: CUstream,
         kernelParams: *mut *mut c_void,
     ) {
-        let wanted = Wanted {
-            function: f,
-            shape: Shape {
-                grid: [gridDimX, gridDimY, gridDimZ],
-                block: [blockDimX, blockDimY, blockDimZ],
-                shared: sharedMemBytes,
-            },
-            stream: hStream,
-            cooperative: true,
-            attributes: &[],
-        };
+        let grid = [gridDimX, gridDimY, gridDimZ];
+        let shape = Shape { grid, block: [blockDimX, blockDimY, blockDimZ], shared: sharedMemBytes };
+        let wanted = Wanted { function: f, shape, stream: hStream, cooperative: true, attributes: &[] };
         launch(wanted, kernelParams, std::ptr::null_mut())
     }
 

@@ -15,16 +15,6 @@ use crate::{
     registry,
 };
 
-/// A launch.
-struct Launch {
-    kernel: CUkernel,
-    grid: dim3,
-    block: dim3,
-    shared: usize,
-    stream: CUstream,
-    cooperative: bool,
-}
-
 /// The kernel that a program refers to, for calls that need a context.
 ///
 /// # Errors
@@ -34,47 +24,46 @@ pub fn kernel(host: *const c_void) -> Answer<CUkernel> {
     registry::kernel(host)
 }
 
-impl Launch {
-    /// # Safety
-    /// The arguments are addresses of values that the kernel expects.
-    unsafe fn start(&self, arguments: *mut *mut c_void) -> Answer {
-        let Self { grid, block, .. } = self;
-        let shared = c_uint::try_from(self.shared).map_err(|_| Error::cudaErrorInvalidValue)?;
-        // The driver accepts a kernel as a function of the current context.
-        let function: CUfunction = self.kernel.cast();
-        // SAFETY: the caller's promise.
-        let answer = unsafe {
-            if self.cooperative {
-                driver!(cuLaunchCooperativeKernel(
-                    function,
-                    grid.x,
-                    grid.y,
-                    grid.z,
-                    block.x,
-                    block.y,
-                    block.z,
-                    shared,
-                    self.stream,
-                    arguments
-                ))
-            } else {
-                driver!(cuLaunchKernel(
-                    function,
-                    grid.x,
-                    grid.y,
-                    grid.z,
-                    block.x,
-                    block.y,
-                    block.z,
-                    shared,
-                    self.stream,
-                    arguments,
-                    std::ptr::null_mut()
-                ))
-            }
+/// Launches a kernel on a grid of blocks.
+///
+/// # Safety
+/// The arguments are addresses of values that the kernel expects.
+unsafe fn launch(
+    kernel: CUkernel,
+    (grid, block): (dim3, dim3),
+    shared: usize,
+    stream: CUstream,
+    cooperative: bool,
+    arguments: *mut *mut c_void,
+) -> Answer {
+    let shared = c_uint::try_from(shared).map_err(|_| Error::cudaErrorInvalidValue)?;
+    // The driver accepts a kernel as a function of the current context.
+    let function: CUfunction = kernel.cast();
+    macro_rules! with {
+        ($name:ident $($more:expr)?) => {
+            driver!($name(
+                function,
+                grid.x,
+                grid.y,
+                grid.z,
+                block.x,
+                block.y,
+                block.z,
+                shared,
+                stream,
+                arguments
+                $(, $more)?
+            ))
         };
-        answer.map_err(|error| explained(error, *grid, *block))
     }
+    // SAFETY: the caller's promise.
+    let answer = unsafe {
+        match cooperative {
+            true => with!(cuLaunchCooperativeKernel),
+            false => with!(cuLaunchKernel std::ptr::null_mut()),
+        }
+    };
+    answer.map_err(|error| explained(error, grid, block))
 }
 
 /// Converts the driver's error for wrong dimensions (an invalid value) to the runtime's (an invalid configuration).
@@ -199,15 +188,7 @@ streamed! {
         sharedMem: usize,
         stream: cudaStream_t,
     ) {
-        let launch = Launch {
-            kernel: kernel(func)?,
-            grid: gridDim,
-            block: blockDim,
-            shared: sharedMem,
-            stream: base.stream(stream),
-            cooperative: false,
-        };
-        launch.start(args)
+        launch(kernel(func)?, (gridDim, blockDim), sharedMem, base.stream(stream), false, args)
     }
 
     fn __cudaLaunchKernel / __cudaLaunchKernel_ptsz [base] (
@@ -226,15 +207,7 @@ streamed! {
             });
         }
         context::ready()?;
-        let launch = Launch {
-            kernel: kernel.cast(),
-            grid: gridDim,
-            block: blockDim,
-            shared: sharedMem,
-            stream: base.stream(stream),
-            cooperative: false,
-        };
-        launch.start(args)
+        launch(kernel.cast(), (gridDim, blockDim), sharedMem, base.stream(stream), false, args)
     }
 
     fn cudaLaunchCooperativeKernel / cudaLaunchCooperativeKernel_ptsz [base] (
@@ -245,15 +218,7 @@ streamed! {
         sharedMem: usize,
         stream: cudaStream_t,
     ) {
-        let launch = Launch {
-            kernel: kernel(func)?,
-            grid: gridDim,
-            block: blockDim,
-            shared: sharedMem,
-            stream: base.stream(stream),
-            cooperative: true,
-        };
-        launch.start(args)
+        launch(kernel(func)?, (gridDim, blockDim), sharedMem, base.stream(stream), true, args)
     }
 
     fn cudaLaunchKernelExC / cudaLaunchKernelExC_ptsz [base] (
