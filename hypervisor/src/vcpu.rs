@@ -453,12 +453,6 @@ impl Vcpu {
         })
     }
 
-    /// Whether the guest has enabled VMX or SVM, which means that it runs VMs of its own or is
-    /// about to.
-    pub fn is_nesting(&self) -> Result<bool> {
-        Ok(nested::is_on(&self.sregs()?))
-    }
-
     /// Sets the time-stamp counter. If the value is 0, or is within one second of what this counter
     /// or the VM's other counters would be by now, KVM treats the write as an attempt to
     /// synchronize the counters, and makes them equal.

@@ -30,7 +30,7 @@ use crate::{
     },
     registers::{
         CHANNELS, ChannelEntry, Engine, Fault, RunList,
-        interrupts::{CommandError, Reason, unit},
+        interrupts::{CommandError, unit},
     },
 };
 
@@ -935,18 +935,5 @@ impl Run<'_> {
             }
         }
         Ok(())
-    }
-}
-
-impl Fault {
-    /// A fault of a channel without an address space.
-    pub fn no_channel(unit: u8, address: u64, write: bool) -> Self {
-        Self {
-            unit,
-            instance: 0,
-            address,
-            write,
-            reason: Reason::NoChannel,
-        }
     }
 }

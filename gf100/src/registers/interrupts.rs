@@ -259,11 +259,6 @@ impl Interrupts {
         self.engines[usize::from(engine) % ENGINES] |= 1;
     }
 
-    /// Whether all command errors have been acknowledged.
-    pub fn commands_are_fine(&self) -> bool {
-        self.pbdmas.iter().all(|unit| unit.status == 0)
-    }
-
     /// Reads a register, if it belongs here.
     pub(super) fn read(&self, at: u32) -> Option<u32> {
         Some(match at {

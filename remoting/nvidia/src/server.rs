@@ -235,12 +235,6 @@ impl Worker {
         }
     }
 
-    /// Bytes of video memory that programs have.
-    #[must_use]
-    pub fn memory_used(&self) -> u64 {
-        self.account.used()
-    }
-
     /// Serves programs that connect, until accepting fails for another reason than a lack of descriptors or memory,
     /// which is waited for.
     ///

@@ -392,11 +392,6 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether both peers are on one host, so that file descriptors can be passed.
-    pub fn passes_files(&self) -> bool {
-        matches!(self.stream, Stream::Unix(_))
-    }
-
     /// Whether the transport itself guarantees the integrity of the data, so that no checksum is needed.
     pub fn keeps_bytes(&self) -> bool {
         matches!(self.stream, Stream::Unix(_) | Stream::Tunnel(_))

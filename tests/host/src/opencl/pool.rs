@@ -274,17 +274,6 @@ impl Pool {
         Ok(folder)
     }
 
-    /// Removes everything that its workers have compiled.
-    pub fn forget_compiled(&self) -> Result<()> {
-        // SAFETY: a plain call.
-        let user = unsafe { libc::geteuid() };
-        let all = self.folder.join(format!("caches/gantry-compiled-{user}"));
-        for entry in fs::read_dir(all)? {
-            fs::remove_dir_all(entry?.path())?;
-        }
-        Ok(())
-    }
-
     /// The version of the host's platform, as clinfo reports it.
     pub fn device(&self) -> Result<String> {
         let text = packages::output(self.native("clinfo").arg("--raw"))?;

@@ -36,8 +36,6 @@ pub const NOT_READY: i32 = 600;
 pub const NOT_PERMITTED: i32 = 800;
 /// The host's driver does not have that.
 pub const NOT_SUPPORTED: i32 = 801;
-/// A launch's shape or resources cannot be.
-pub const LAUNCH_OUT_OF_RESOURCES: i32 = 701;
 /// Memory is registered already.
 pub const HOST_MEMORY_ALREADY_REGISTERED: i32 = 712;
 /// Memory is not registered.
