@@ -15,6 +15,8 @@ use vhost::vhost_user::message::FrontendReq;
 
 /// Size of a message's header: request, flags and size of what follows, 32 bits each.
 const HEADER: usize = 12;
+/// The most descriptors that come with an answer.
+const MOST_FILES: usize = 1;
 /// The flags' bits with the version of the protocol, and the version.
 const VERSION_MASK: u32 = 0x3;
 const VERSION: u32 = 0x1;
@@ -288,6 +290,14 @@ impl Connection {
                 Ok((count, more)) => {
                     filled += count;
                     files.extend(more);
+                    // A back end could keep sending them, and they are the VMM's.
+                    if files.len() > MOST_FILES {
+                        return Err(Failure::Lie {
+                            request,
+                            what: "the number of descriptors",
+                            value: files.len() as u64,
+                        });
+                    }
                 }
                 Err(error)
                     if matches!(

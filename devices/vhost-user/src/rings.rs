@@ -365,6 +365,11 @@ impl Rings {
         }
     }
 
+    /// Whether another back end could go on with these queues only by the notes of the one before.
+    pub(crate) fn has_notes(&self) -> bool {
+        self.in_flight.is_some() && self.can_resume()
+    }
+
     /// How far the back end has come in each queue.
     pub(crate) fn bases(&self) -> Vec<u16> {
         self.rings.iter().map(|ring| ring.base).collect()

@@ -50,6 +50,7 @@ enum Does {
     Closes,
     /// Sends one byte after the other, slowly.
     Drips,
+    SendsFiles,
     AnswersAnother,
     IsTooLong,
     IsTooShort,
@@ -230,7 +231,7 @@ impl Inner {
                 Does::SendsAFile => file = !file,
                 Does::ForgetsTheFlag => flags = 1,
                 Does::Refuses => answer = 1_u64.to_ne_bytes().to_vec(),
-                Does::Answers | Does::Drips => {}
+                Does::Answers | Does::Drips | Does::SendsFiles => {}
             }
             let mut message = Vec::new();
             for word in [of, flags, size] {
@@ -238,6 +239,12 @@ impl Inner {
             }
             answer.resize(size as usize, 0);
             message.extend_from_slice(&answer);
+            if does == Does::SendsFiles {
+                // Of its long answer, this is all that comes.
+                let a_file = File::open("/dev/null")?;
+                socket::send(&stream, &message[..1], &[a_file.as_fd(), a_file.as_fd()])?;
+                continue;
+            }
             if does == Does::Drips {
                 for byte in message {
                     stream.write_all(&[byte])?;
@@ -521,6 +528,14 @@ fn a_back_end_that_is_silent_at_first_is_refused() {
             assert!(error.contains("has not answered"), "{request:?}: {error}");
         }
     }
+}
+
+#[test]
+fn descriptors_are_counted_as_they_come() {
+    let back_end = BackEnd::new(ALL, |_| Does::SendsFiles);
+    let error = back_end.connect(&Model::disk(1, 64), LONG).unwrap_err();
+    let error = Chain(&error).to_string();
+    assert!(error.contains("the number of descriptors"), "{error}");
 }
 
 #[test]
@@ -883,6 +898,8 @@ fn a_back_end_that_does_not_map_new_memory_is_cut_off() {
     change.wait(Instant::now());
     let why = rig.losses.recv_timeout(REMAP_PATIENCE + LONG).unwrap();
     assert!(why.contains("its back end"), "{why}");
+    // It may still use what was outstanding.
+    assert!(why.contains("remove the device"), "{why}");
 }
 
 #[test]

@@ -18,6 +18,7 @@ use std::{
 
 use base::{Chain, Unpoisoned, poll::poll};
 use device_model::shared_event;
+use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
@@ -52,6 +53,8 @@ pub(crate) enum Command {
 pub(crate) struct Shared {
     /// The connection, if there is one.
     stream: Mutex<Option<UnixStream>>,
+    /// Whether others have ended it, whose back end may still use the guest's memory.
+    was_cut: AtomicBool,
     is_lost: AtomicBool,
     slots: AtomicUsize,
     /// The configuration that the driver reads.
@@ -63,6 +66,7 @@ impl Shared {
     pub(crate) fn new(backend: &Backend) -> io::Result<Self> {
         let shared = Self {
             stream: Mutex::new(Some(backend.connection.stream().try_clone()?)),
+            was_cut: AtomicBool::new(false),
             is_lost: AtomicBool::new(false),
             slots: AtomicUsize::new(0),
             config: Mutex::new(backend.config.clone()),
@@ -83,9 +87,20 @@ impl Shared {
     /// Ends the connection, whoever waits for an answer.
     pub(crate) fn cut(&self) {
         if let Some(stream) = &*self.stream.lock_unpoisoned() {
+            self.was_cut.store(true, Ordering::Relaxed);
             // Fails only if the other side has done so.
             let _ = stream.shutdown(Shutdown::Both);
         }
+    }
+
+    /// Forgets a connection that is lost, and ends it. Whether others had ended it.
+    fn forget(&self) -> bool {
+        let stream = self.stream.lock_unpoisoned().take();
+        if let Some(stream) = stream {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+        // None sets it without a connection.
+        self.was_cut.swap(false, Ordering::Relaxed)
     }
 
     /// Whether there is no back end.
@@ -337,8 +352,7 @@ impl Thread {
 
     /// The back end is lost, or has to be.
     fn lose(&mut self, why: &StartError) {
-        self.shared.cut();
-        *self.shared.stream.lock_unpoisoned() = None;
+        let was_cut = self.shared.forget();
         if let Link::Up { since, .. } = self.link
             && since.elapsed() > LATER
         {
@@ -347,8 +361,8 @@ impl Thread {
         self.look_later();
         self.has_complained = false;
         self.shared.is_lost.store(true, Ordering::Relaxed);
-        // One that was cut off may still use the guest's memory.
-        let is_gone = matches!(why, StartError::Failure(Failure::Closed));
+        // One that was cut off may still use the guest's memory, and its end of the connection looks closed, too.
+        let is_gone = !was_cut && matches!(why, StartError::Failure(Failure::Closed));
         let resumes = match &mut self.run {
             Run::Active { rings, .. } | Run::Stopped(Some(rings)) => {
                 rings.prepare_for_another(is_gone && self.model.resumes);
@@ -436,6 +450,15 @@ impl Thread {
         }
         if self.shared.with_config(|config| config != backend.config) {
             return Err(lacks("the configuration that the device had before"));
+        }
+        let has_notes = match &self.run {
+            Run::Active { rings, .. } | Run::Stopped(Some(rings)) => rings.has_notes(),
+            Run::Stopped(None) => false,
+        };
+        if has_notes && !backend.protocol.contains(Protocol::INFLIGHT_SHMFD) {
+            return Err(lacks(
+                "INFLIGHT_SHMFD, with which the one before has noted its requests",
+            ));
         }
         self.shared.set_slots(backend.slots);
         Ok(backend)
