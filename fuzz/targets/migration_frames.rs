@@ -42,7 +42,12 @@ impl Host for Anything {
         true
     }
 
-    fn prepare(&mut self, _offer: Offer, _files: Vec<GivenFile>) -> Result<Vec<Region>, String> {
+    fn prepare(
+        &mut self,
+        _offer: Offer,
+        _files: Vec<GivenFile>,
+        _cancel: Cancel,
+    ) -> Result<Vec<Region>, String> {
         [0, 1 << 32]
             .map(|guest| Region::unused(guest, REGION).map_err(|error| error.to_string()))
             .into_iter()
