@@ -21,10 +21,12 @@ use vm_memory::{GuestAddressSpace, GuestMemoryBackend};
 use vmm_sys_util::eventfd::{EFD_NONBLOCK, EventFd};
 
 use crate::{
-    backend::{Backend, Error, check_regions},
+    backend::{Backend, check_regions},
+    error::Error,
+    layout::Layout,
     memory::regions,
     model::Model,
-    rings::{Layout, Memory, Rings},
+    rings::{Memory, Rings},
     thread::{Command, Parts, Shared, Thread},
 };
 

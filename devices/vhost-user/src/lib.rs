@@ -21,14 +21,17 @@
 pub mod backend;
 pub mod connection;
 pub mod device;
+mod error;
+mod layout;
 pub mod memory;
 pub mod model;
 mod outstanding;
 mod rings;
 mod thread;
 
-pub use backend::{Backend, Error};
+pub use backend::Backend;
 pub use device::{Handle, Options, PATIENCE, REMAP_PATIENCE, VhostUser};
+pub use error::Error;
 pub use model::Model;
 #[cfg(test)]
 mod tests;

@@ -9,8 +9,8 @@ use vhost::vhost_user::message::{
 use vm_memory::{Address, ByteValued, GuestMemoryBackend, GuestMemoryRegion};
 
 use crate::{
-    backend::Error,
     connection::{Connection, Deadline, Failure},
+    error::Error,
 };
 
 /// Maximum number of regions in a table, which is one message.

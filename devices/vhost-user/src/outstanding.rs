@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use device_model::memory::GuestMemory;
 use vm_memory::{Bytes, GuestAddress, GuestAddressSpace};
 
-use crate::rings::Layout;
+use crate::layout::Layout;
 
 /// Requests that were made available and not returned.
 #[derive(Debug)]

@@ -3,7 +3,7 @@
 use std::{
     io,
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
-    sync::{Arc, Mutex, atomic::Ordering},
+    sync::{Arc, Mutex},
 };
 
 use base::Unpoisoned;
@@ -13,13 +13,15 @@ use vhost::vhost_user::message::{
     VhostUserVringAddrFlags, VhostUserVringState,
 };
 use virtio::{ActiveQueue, VirtioInterrupt};
-use virtio_queue::{Queue, QueueT};
-use vm_memory::{ByteValued, Bytes, GuestAddress, GuestAddressSpace};
+use virtio_queue::QueueT;
+use vm_memory::{ByteValued, GuestAddressSpace};
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    backend::{Backend, Error, PROTOCOL_FEATURES, check_regions},
+    backend::{Backend, PROTOCOL_FEATURES, check_regions},
     connection::{Connection, Deadline, Failure},
+    error::Error,
+    layout::Layout,
     memory::{Mapped, address, regions},
     outstanding::Outstanding,
 };
@@ -41,63 +43,6 @@ impl Memory {
     fn with<T>(&self, work: impl FnOnce(&GuestMemory) -> T) -> Option<T> {
         self.0.lock_unpoisoned().as_ref().map(work)
     }
-}
-
-/// Where a queue is.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Layout {
-    size: u16,
-    descriptors: u64,
-    available: u64,
-    used: u64,
-}
-
-impl Layout {
-    pub(crate) fn of(queue: &Queue) -> Self {
-        Self {
-            size: queue.size(),
-            descriptors: queue.desc_table(),
-            available: queue.avail_ring(),
-            used: queue.used_ring(),
-        }
-    }
-
-    /// The number of entries.
-    pub(crate) fn size(&self) -> u16 {
-        self.size
-    }
-
-    /// The index up to which the device has returned buffers.
-    pub(crate) fn used_index(&self, memory: &GuestMemory) -> Option<u16> {
-        index(self.used, memory)
-    }
-
-    /// The index up to which the driver has made buffers available.
-    pub(crate) fn available_index(&self, memory: &GuestMemory) -> Option<u16> {
-        index(self.available, memory)
-    }
-
-    /// The address of an entry of the available ring (virtio 1.2, 2.7.6).
-    pub(crate) fn available_entry(&self, number: u16) -> Option<u64> {
-        self.available.checked_add(4 + 2 * self.place(number))
-    }
-
-    /// The address of an entry of the used ring (2.7.8).
-    pub(crate) fn used_entry(&self, number: u16) -> Option<u64> {
-        self.used.checked_add(4 + 8 * self.place(number))
-    }
-
-    fn place(&self, number: u16) -> u64 {
-        // The transport has checked that the size is not zero.
-        u64::from(number.checked_rem(self.size).unwrap_or(0))
-    }
-}
-
-/// The index of a ring, behind its flags.
-fn index(ring: u64, memory: &GuestMemory) -> Option<u16> {
-    let at = GuestAddress(ring.checked_add(2)?);
-    let index = memory.memory().load::<u16>(at, Ordering::Acquire).ok();
-    index.map(u16::from_le)
 }
 
 /// A queue.
@@ -151,7 +96,11 @@ impl InFlight {
     ) -> Result<Self, Failure> {
         let request = FrontendReq::GET_INFLIGHT_FD;
         let last = rings.iter().map(|ring| ring.index).max().unwrap_or(0);
-        let size = rings.iter().map(|ring| ring.layout.size).max().unwrap_or(0);
+        let size = rings
+            .iter()
+            .map(|ring| ring.layout.size())
+            .max()
+            .unwrap_or(0);
         // Fewer than the 65,536 queues that the field has room for.
         let wanted = VhostUserInflight::new(0, 0, last + 1, size);
         let len = size_of::<VhostUserInflight>();
@@ -241,7 +190,7 @@ impl Rings {
                 let state = VhostUserVringState::new(index, value);
                 connection.tell(request, state.as_slice(), &[], deadline)
             };
-            set(FrontendReq::SET_VRING_NUM, layout.size.into())?;
+            set(FrontendReq::SET_VRING_NUM, layout.size().into())?;
             set(FrontendReq::SET_VRING_BASE, ring.base.into())?;
             let addresses = VhostUserVringAddr::new(
                 index,

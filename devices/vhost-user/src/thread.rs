@@ -22,8 +22,9 @@ use vhost::vhost_user::message::VhostUserProtocolFeatures as Protocol;
 use vmm_sys_util::eventfd::EventFd;
 
 use crate::{
-    backend::{Backend, Error},
+    backend::Backend,
     connection::{Connection, Deadline, Failure},
+    error::Error,
     memory::{Mapped, Slots, TABLE},
     model::Model,
     rings::{Rings, StartError},

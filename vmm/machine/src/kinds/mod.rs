@@ -77,13 +77,26 @@ pub type Opener = Box<dyn FnOnce(&str, &Images) -> Result<(), MachineError> + Se
 /// The kind of a device without an image whose file, or whose connection to another process, is opened before the device
 /// is made, and what opens it.
 pub fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
-    if let Some(opener) = vhost_user::opener(device) {
-        return Some(opener);
-    }
     let device: &dyn Any = device;
+    if let Some((kind, served)) = served(device) {
+        return Some((kind, vhost_user::opener(kind, served)));
+    }
     let memory = device.downcast_ref::<vmm_config::PmemConfig>()?.clone();
     let open = move |id: &str, images: &Images| pmem::open(memory, id, images);
     Some((vmm_config::PmemConfig::NAME, Box::new(open)))
+}
+
+/// The kind of a device whose queues another process serves, and what that serves.
+fn served(device: &dyn Any) -> Option<(&'static str, vhost_user::Served<'_>)> {
+    if let Some(folder) = device.downcast_ref() {
+        return Some((vmm_config::FsConfig::NAME, fs::served(folder)));
+    }
+    if let Some(card) = device.downcast_ref() {
+        // What is invalid is said when the device is made.
+        return Some((vmm_config::NetConfig::NAME, net::served(card)?.ok()?));
+    }
+    let disk = device.downcast_ref()?;
+    Some((vmm_config::DiskConfig::NAME, disk::served(disk)?))
 }
 
 /// Resources for a gate port called `id`.

@@ -1,16 +1,12 @@
 //! Devices whose queues another process serves (vhost-user), of whatever kind.
 
-use std::{
-    any::Any,
-    path::{Path, PathBuf},
-};
+use std::path::{Path, PathBuf};
 
 use devices::vhost_user::{self, Backend, Model, VhostUser};
-use vmm_config::{Device, DiskConfig, FsConfig, NetConfig};
 
 use super::{
     super::{
-        devices::{DeviceKind, Made, MadeFunction, Surroundings},
+        devices::{Made, MadeFunction, Surroundings},
         error::{DeviceError, MachineError},
         events::MachineEvent,
         images::Images,
@@ -34,18 +30,8 @@ struct Opened {
     backend: Backend,
 }
 
-/// What connects to the back end of a device, if it has one.
-pub(super) fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
-    let device: &dyn Any = device;
-    let (kind, served) = if let Some(fs) = device.downcast_ref() {
-        (FsConfig::NAME, super::fs::served(fs))
-    } else if let Some(net) = device.downcast_ref() {
-        // What is invalid is said when the device is made.
-        (NetConfig::NAME, super::net::served(net)?.ok()?)
-    } else {
-        let disk = device.downcast_ref()?;
-        (DiskConfig::NAME, super::disk::served(disk)?)
-    };
+/// What connects to the back end of a device of a kind.
+pub(super) fn opener(kind: &'static str, served: Served<'_>) -> Opener {
     let Served { socket, model } = served;
     let socket = socket.to_owned();
     let open = move |id: &str, images: &Images| {
@@ -62,7 +48,7 @@ pub(super) fn opener(device: &dyn Device) -> Option<(&'static str, Opener)> {
         });
         Ok(())
     };
-    Some((kind, Box::new(open)))
+    Box::new(open)
 }
 
 /// Makes the device of a back end, and connects to that unless this was done before.
