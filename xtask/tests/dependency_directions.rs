@@ -77,6 +77,11 @@ const VIOLATIONS: &[(&str, &str, &str)] = &[
     ),
     (
         "remoting-pool",
+        "gantry-malloc",
+        "and preload the guest's allocator",
+    ),
+    (
+        "remoting-pool",
         "gantry-cublas",
         "the same tests call the guest's cuBLAS",
     ),
