@@ -32,22 +32,27 @@ pub fn idle(pool: &Pool) -> Result<()> {
         .with_context(|| format!("the application said {ready:?}"))?
         .trim()
         .parse()?;
-    let mut all = pool.workers()?;
-    all.extend([id, pool.id()]);
-    let spent = || -> Result<u64> { all.iter().map(|id| cpu_time(id.cast_unsigned())).sum() };
-    // Both sides poll for a moment before they sleep, and a spare worker opens its driver.
-    let mut before = spent()?;
+    let spent =
+        |of: &[i32]| -> Result<u64> { of.iter().map(|id| cpu_time(id.cast_unsigned())).sum() };
+    // Both sides poll for a moment before they sleep, and a spare worker opens its driver. That of an application before
+    // may just end.
+    let mut all = Vec::new();
     wait_for("workers to be ready", || {
+        all = pool.workers()?;
+        all.extend([id, pool.id()]);
+        let before = spent(&all);
         thread::sleep(Duration::from_secs(1));
-        let last = std::mem::replace(&mut before, spent()?);
-        Ok(u128::from(before - last) * 100 < Duration::from_secs(1).as_nanos())
+        let (Ok(before), Ok(now)) = (before, spent(&all)) else {
+            return Ok(false);
+        };
+        Ok(u128::from(now - before) * 100 < Duration::from_secs(1).as_nanos())
     })?;
     // Once is enough: another process may have kept caches and processors from them.
     let mut nanos = u64::MAX;
     for _ in 0..3 {
-        let before = spent()?;
+        let before = spent(&all)?;
         thread::sleep(WHILE);
-        nanos = nanos.min(spent()? - before);
+        nanos = nanos.min(spent(&all)? - before);
         if is_little(nanos) {
             break;
         }
