@@ -351,7 +351,7 @@ impl Effects for Engines {
 
     fn flush(&mut self, flush: Flush) {
         if !self.flushes.request(flush, self.now) {
-            warn!("a flush of translations is lost: there is no room for it");
+            warn!("a flush of translations is lost: the queue of flushes is full");
         }
     }
 
